@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import time
 from collections import deque
 from collections.abc import Coroutine
@@ -18,7 +19,6 @@ import grpc
 import numpy as np
 from google.protobuf.message import Message
 
-from juggler.runtime.actors.attachment import new_incarnation
 from juggler.runtime.actors.endpoints import CHANNEL_OPTIONS, PROTOCOL_VERSION
 from juggler.runtime.actors.hub import ATTACH_METHOD
 from juggler.runtime.wire.frames import encode_frame
@@ -114,7 +114,7 @@ class FakeWorker:
             hello = attach_pb2.Hello(
                 role=self.role,
                 index=self.index,
-                incarnation=new_incarnation(),
+                incarnation=secrets.token_hex(8),
                 protocol_version=PROTOCOL_VERSION,
             )
             await call.write(attach_pb2.FromWorker(hello=hello))

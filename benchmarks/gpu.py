@@ -29,7 +29,7 @@ from recovery import only_learner
 
 from juggler.driver.config_files import load_config_and_keys
 from juggler.learner.process.learner_program import devices_here
-from juggler.runtime.actors.processes import WorkerProgram, cool_down, start, warm_up
+from juggler.runtime.actors.processes import WorkerProgram, cool_down, warm_up
 
 DEVICE = devices_here()[0]
 ON_GPU = DEVICE != "cpu"
@@ -159,7 +159,7 @@ def forks(seconds: float, pairs: int) -> str:
         begin = time.perf_counter()
         warm_up()
         for index in range(count):
-            start(WorkerProgram("gpu:use_device", queue), f"bench {index}")
+            WorkerProgram("gpu:use_device", queue).start(f"bench {index}")
         found = [queue.get(timeout=120) for _ in range(count)]
         seconds = time.perf_counter() - begin
         cool_down()

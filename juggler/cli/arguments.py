@@ -24,13 +24,12 @@ from juggler.driver.monitoring import MonitoringOptions
 from juggler.driver.record.run_directory import CONFIG_FILE, find_driver_from_elsewhere
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.optim.config import Scheduled
-from juggler.runtime.actors.attachment import describe, explains_itself
+from juggler.runtime.actors.attachment import Contact, describe, explains_itself
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import EndpointError, split_address
 from juggler.runtime.actors.health import Health
 from juggler.runtime.actors.logs import LogFormat, WorkerLog
 from juggler.runtime.actors.tls import Tls, read_tls
-from juggler.runtime.actors.worker import Contact
 from juggler.runtime.near_matches import all_of
 from juggler.runtime.streams.shared_directory import shared_directory
 from juggler.runtime.user_tracebacks import traceback_of

@@ -20,12 +20,11 @@ from juggler.driver.signals import as_exception, signals_become
 from juggler.envrunner.config import ADDRESS, check_points, words_of
 from juggler.envrunner.setup import RANDOM, may_play
 from juggler.gateway.agents import ModuleAssignment
-from juggler.gateway.connection_log import ConnectionLog
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.module_player import ModulePlayer, random_actor
 from juggler.gateway.row_layout import AgentInterface
-from juggler.gateway.session_manager import LOST, GatewaySettings
+from juggler.gateway.session_manager import LOST, ConnectionLog, GatewaySettings
 from juggler.gateway.sessions import GatewaySession
 from juggler.gateway.standalone_gateway import ALONE, LOOK_SECONDS, StandaloneGateway
 from juggler.gateway.step_batches import PlayerRows

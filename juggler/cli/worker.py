@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from juggler.cli.arguments import PREDECESSOR, Flag, WorkerArguments, command
+from juggler.runtime.actors.attachment import Contact
 from juggler.runtime.actors.endpoints import split_address
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.processes import must_end
-from juggler.runtime.actors.worker import Contact, DriverLost, attempts, handled_signals
+from juggler.runtime.actors.worker import DriverLost, attempts, handled_signals
 from juggler.runtime.near_matches import nearest
 
 _USAGE: Final = """\

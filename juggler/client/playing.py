@@ -103,6 +103,7 @@ def play_agents(
     agents = {
         str(agent): (masks.space(agent), env.action_space(agent)) for agent in env.possible_agents
     }
+    # The returns outlive a session: playing may continue at another gateway.
     returns: list[dict[str, float]] = []
 
     def session_with(seed: int | None) -> None:

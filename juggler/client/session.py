@@ -169,6 +169,7 @@ class Session(GatewayConnection):
         self._chunks = bytearray()  # received part of a policy
         self._due = False  # a policy was requested
         self._pulls, self._calls = pull, 0
+        # The policy comes before the first step, in which this process already acts.
         local = hello.mode == pb.LOCAL_INFERENCE
         self._policy = LocalPolicy(hello.environments, seed) if local else None
         super().__init__(hello, *dialing)
@@ -223,6 +224,7 @@ class Session(GatewayConnection):
             if len({*places}) < len(places) or not all(each in self._places for each in places):
                 most = len(self._places) - 1
                 raise ValueError(f"environments = {places}: name each at most once, 0 to {most}")
+        # All arguments are converted before anything is sent: a refused call has no effect.
         count = len(places)
         seen = self._observations.arrays(observation, count, one=self._one)
         over = for_each("terminated", terminated, count, np.bool_)  # [R]
@@ -231,8 +233,10 @@ class Session(GatewayConnection):
         rows.infos.extend(numbers_of(self._hello.info_names, infos or {}, count))
         if environments is not None:
             rows.environments.extend(places)
+        # The return of a truncated episode is estimated from its last observation.
         last: Arrays = {}
         paused = False
+        # Most steps end no episode, and then send no flags.
         if over.any() or cut.any():
             rows.terminated.extend(over.tolist())
             rows.truncated.extend(cut.tolist())
@@ -246,6 +250,7 @@ class Session(GatewayConnection):
                 rows.final_rows.extend(final_rows.tolist())
                 finals = observation if final_observation is None else final_observation
                 last = self._observations.arrays(finals, count, one=self._one, rows=final_rows)
+        # Only a gateway needs messages: a local policy acts on arrays.
         if self._policy is None:
             rows.observations.extend(as_tensors(seen))
             rows.final_observations.extend(as_tensors(last))
@@ -296,6 +301,7 @@ class Session(GatewayConnection):
         count, most = len(rewards), self.welcome.fragment_steps
         seen = self._observations.arrays(observations, count + 1)
         chosen = self._actions.arrays(actions, count)
+        # Messages have a size limit, so a long episode is sent in parts.
         for begin in range(0, count, most):
             end = min(begin + most, count)
             recording = pb.Recording(
@@ -491,6 +497,7 @@ class AgentsSession(GatewayConnection):
         for name, agent in agents.items():
             over = _is_set("terminated", terminated, name)
             cut = _is_set("truncated", truncated, name) and not over
+            # An agent that never acted has no row, but its rewards count for the environment.
             if over or cut:
                 ending.add(name)
                 if agent.acted:
@@ -499,6 +506,7 @@ class AgentsSession(GatewayConnection):
                     idle += agent.reward
                 agent.ended |= agent.acted
                 agent.acted, agent.reward, agent.infos = False, 0.0, {}
+        # An agent that ends gets no action, although its last observation may be given.
         acting = [name for name in agents if name in shown and name not in ending]
         left = any(agent.acted for agent in agents.values())
         # A gateway ends an episode that has no agent left, unless one acts in the same message.
@@ -510,6 +518,7 @@ class AgentsSession(GatewayConnection):
                 agent.ended, agent.reward = False, 0.0
         parts |= {name: self._row(agents[name], shown[name]) for name in acting}
         self._agents, self._idle = agents, 0.0 if is_over else idle
+        # Delayed rows belong to the same episode, and have to arrive with these.
         parts, self._held = {**self._held, **parts}, {}
         if not (acting or left) and (continues or not ending):
             self._held = parts
@@ -561,6 +570,7 @@ class AgentsSession(GatewayConnection):
             numbers = numbers_of(names, infos, 1) if infos else []
         except ValueError as error:
             raise ValueError(f"agent {agent.name!r}: {error}") from error
+        # Before its first action, a reward belongs to no step of the agent.
         early = 0.0 if agent.acted else agent.reward
         reward = agent.reward - early
         rows = pb.Rows(agent=agent.index, rewards=[reward], observations=seen, infos=numbers)
@@ -671,6 +681,7 @@ class LocalPolicy:
         infos = len(rows.infos) // len(places) if places else 0
         for row, place in enumerate(places):
             steps = self._steps[place]
+            # The first observation of an episode follows no action.
             if steps is None:
                 continue
             self._rewards[place] = rows.rewards[row]
@@ -693,6 +704,7 @@ class LocalPolicy:
             kept[where] = out["next_state", *name.split("/")[1:]]
         chosen = {path[1:]: each for path, each in out.items() if path[0] == "chosen"}
         action_logp = out.get(("action_logp",))
+        # A recording has one version, so new weights begin another one.
         for row, place in enumerate(where):
             steps = self._steps[place]
             if steps is None:
@@ -740,6 +752,7 @@ class LocalPolicy:
             version=pb.PolicyVersion(generation=generation, update=update),
             **ends,
         )
+        # The last action stays here, because its reward is not known yet.
         self._finished.append(recording)
         steps.starts, steps.rewards, steps.infos = False, [], []
         for column in (steps.observations, steps.actions, steps.action_logp):

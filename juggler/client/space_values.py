@@ -150,6 +150,7 @@ class Values:
                 raise ValueError(f"values have {len(values)} rows: give {count} rows")
             parts = [self.arrays(values[row], one=True) for row in rows]
             return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
+        # Without `rows`, arrays may be views of the caller's memory.
         found: Arrays = {}
         for path, dtype, shape in self._leaves:
             array = np.asarray(_at(values, path))
@@ -161,6 +162,7 @@ class Values:
             if count is not None and array.shape[:1] != (count,):
                 all_of = list(array.shape)
                 raise ValueError(f"values{where} have shape {all_of}: give {count} rows")
+            # Widths may change, but not kinds: 0.5 is no integer.
             if array.dtype != dtype:
                 if not np.can_cast(array.dtype, dtype, "same_kind"):
                     kind = array.dtype

@@ -541,8 +541,9 @@ def who_plays(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str
             if of_first is not group:
                 raise ConfigError(
                     f"agents: {first!r} and {agent!r} have different spaces, and both are "
-                    f"mapped to module {module_id!r}: map them to different modules, or set "
-                    "pad_agents = true"
+                    f"mapped to module {module_id!r}: map them to different modules, or pad their "
+                    "spaces: with pad_agents = true, or, in a run with a gateway, in the "
+                    "environment itself"
                 )
     tables.must_be_used([each for named in found.values() for each in may_play(named)])
     return found

@@ -25,7 +25,7 @@ from juggler.driver.config import ConfigError, DriverConfig, RunConfig
 from juggler.envrunner.config import words_of
 from juggler.envrunner.environments.find_environment import check_name
 from juggler.runtime.actors.command_processes import must_be_executable
-from juggler.runtime.actors.processes import WorkerProgram, ended, forkserver_pid, start
+from juggler.runtime.actors.processes import WorkerProgram, forkserver_pid
 from juggler.runtime.actors.resources import seconds_used
 from juggler.runtime.actors.supervisor import how_it_ended
 from juggler.runtime.checkpoints.checkpoint import REPLAY, Checkpoint
@@ -182,7 +182,7 @@ def rehearse(
         finally:
             process.kill()
             process.join()
-            ended(process)
+            WorkerProgram.ended(process)
 
 
 def _started(
@@ -194,7 +194,7 @@ def _started(
 
     def work() -> None:
         try:
-            started.set_result(start(program, "rehearsal"))
+            started.set_result(program.start("rehearsal"))
         except BaseException as error:  # the forkserver died, or was ended
             started.set_exception(error)
 
@@ -268,7 +268,7 @@ def _outcome(
         # Without an outcome, it has crashed.
         elif has_ended:
             process.join(_ABORT_SECONDS)
-            how, words = how_it_ended(process.exitcode), ended(process)
+            how, words = how_it_ended(process.exitcode), WorkerProgram.ended(process)
             how = f"{how}, {words}" if words else how
             raise PreflightError(f"its process ended while {doing}: {how}", written())
         elif problem := progress.problem():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from juggler.runtime.actors.worker import Contact
+from juggler.runtime.actors.attachment import Contact
 
 ENVRUNNER = "envrunner"
 EVALUATOR = "evaluator"

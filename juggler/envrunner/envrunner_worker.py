@@ -27,8 +27,8 @@ from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.envrunner.single_agent_stage import SingleAgentStage
 from juggler.envrunner.stage import Stage, UserCode
 from juggler.envrunner.worker_process import prepare_process, step_back
-from juggler.runtime.actors.attachment import Attachment
-from juggler.runtime.actors.worker import Contact, Inbox, attach_and_run
+from juggler.runtime.actors.attachment import Attachment, Contact
+from juggler.runtime.actors.worker import Inbox, attach_and_run
 from juggler.runtime.connectors.mergeable_state import check, from_bytes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree

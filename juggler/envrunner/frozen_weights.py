@@ -21,6 +21,7 @@ class FrozenWeights:
     def __init__(self) -> None:
         self._reader = FrameReader(training_pb2.StateHeader, Limits(), digests=True)
         self._trees: dict[str, tuple[Tree, str]] = {}  # with its digest, by module id
+        self._due: set[str] = set()  # modules of the run that have not been loaded
 
     def add(self, part: training_pb2.Restore) -> None:
         """Add the next part of a module.
@@ -35,11 +36,15 @@ class FrozenWeights:
         elif part.last:
             raise ValueError(f"the weights of module {part.module_id!r} ended in the middle")
 
-    def pop_all(self) -> dict[str, Tree]:
+    def expect(self, module_id: str) -> None:
+        """Keep the weights of a module of the run until `load`."""
+        self._due.add(module_id)
+
+    def pop_checkpoint(self) -> dict[str, Tree]:
         """Return the modules of a checkpoint, received since the last call."""
-        trees = {module_id: tree for module_id, (tree, _) in self._trees.items()}
-        self._trees.clear()
-        return trees
+        # At a gateway, the first agent of a module of the run may come after evaluations.
+        ids = self._trees.keys() - self._due
+        return {module_id: self._trees.pop(module_id)[0] for module_id in ids}
 
     def load(self, module_id: str, digest: str, policy: Actor, connectors: EnvToModule) -> None:
         """Load received weights into a module.
@@ -54,6 +59,7 @@ class FrozenWeights:
             ValueError: the weights are missing, have another digest, or do not fit the module.
         """
         tree, found = self._trees.pop(module_id, ({}, "none"))
+        self._due.discard(module_id)
         if found != digest:
             raise ValueError(
                 f"the weights of module {module_id!r} are not the ones that this run plays with: "

@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.attachment import Attachment, Contact
 from juggler.runtime.actors.calls import CallEnd
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import EndpointError, why_not_secure
-from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.streams.host_weights import Meeting

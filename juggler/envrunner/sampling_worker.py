@@ -19,8 +19,8 @@ from juggler.envrunner.rounds import PlayedRound, RequestedRound
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import UserCode
 from juggler.envrunner.worker_process import index_of
-from juggler.runtime.actors.attachment import Attachment
-from juggler.runtime.actors.worker import CommandLoop, Contact, Inbox, from_json
+from juggler.runtime.actors.attachment import Attachment, Contact
+from juggler.runtime.actors.worker import CommandLoop, Inbox, from_json
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.checkpoints.weights import playing_trees
 from juggler.runtime.connectors.mergeable_state import to_bytes
@@ -197,12 +197,14 @@ class SamplingWorker(ABC):
     def _checkpoint(self, command: training_pb2.Evaluate) -> tuple[Mapping[str, Tree], Version]:
         """Return weights and connectors of a checkpoint's modules, and its version."""
         if command.HasField("version"):
-            return self._frozen.pop_all(), Version.of(command.version)
+            return self._frozen.pop_checkpoint(), Version.of(command.version)
         saved = read(command.checkpoint)
         return playing_trees(saved), Version(*saved.version)
 
     def _acts_with(self, module_id: str, acting: ActingSetup) -> None:
-        if not acting.digest:  # it has a learner
+        if acting.digest:
+            self._frozen.expect(module_id)
+        else:  # it has a learner
             self._streams[module_id] = LearnerStreams(
                 module_id,
                 self._index,

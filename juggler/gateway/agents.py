@@ -9,8 +9,8 @@ from juggler.envrunner.agent_names import LONGEST_NAME, matches
 from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps
 from juggler.envrunner.multi_agent.line_up import LineUps, line_ups_of
 from juggler.envrunner.setup import RANDOM, may_play
-from juggler.gateway.session_episodes import SharedEpisodes
 from juggler.gateway.session_errors import Code, SessionError
+from juggler.gateway.sessions import SharedEpisodes
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.near_matches import listed, nearest
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -85,6 +85,7 @@ class ModuleAssignment:
                     f'"*" = "{DEFAULT_MODULE}"',
                 )
             return [_must_suit(hello.agents[0], (DEFAULT_MODULE,))]
+        # From here on, an agent's name selects its module.
         names = [agent.id for agent in hello.agents]
         _check_names(names)
         if self.league is not None and {*names} != self.table.keys():

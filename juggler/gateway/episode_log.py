@@ -49,6 +49,7 @@ class EpisodeLog:
             paused, terminated = set(share.paused), set(share.terminated)
             final_of = {at: k for k, at in enumerate(share.truncated)}
             rewards = share.rewards
+            # The result of the last action precedes the next observation of its place.
             for at, place in enumerate(share.slots.tolist()):
                 if place in self._acted:
                     self._under_way.step(place, *self._acted.pop(place), rewards[at])
@@ -141,6 +142,7 @@ class EpisodeWriter:
             free = self._changed.wait_for(
                 lambda: self._bytes < _MOST_BYTES or self._error, _DISK_SECONDS
             )
+            # Raised in the gateway's thread, so that it ends the gateway.
             if self._error is not None:
                 raise self._error
             if not free:

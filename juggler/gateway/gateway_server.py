@@ -13,15 +13,21 @@ from google.protobuf.message import DecodeError
 
 from juggler.gateway.recordings import LocalInference, Recording
 from juggler.gateway.row_layout import AgentInterface
-from juggler.gateway.session_episodes import MOST_UNREPORTED
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.session_manager import GatewaySettings, GatewayWork, SessionManager
-from juggler.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN, SERVED, WAITING, GatewaySession
-from juggler.gateway.step_batches import (
+from juggler.gateway.sessions import (
+    MOST_UNREPORTED,
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    SERVED,
+    WAITING,
     AgentSteps,
+    GatewaySession,
+    StepMessage,
+)
+from juggler.gateway.step_batches import (
     Answers,
     PlayerRows,
-    StepMessage,
     action_batch,
     read_observations,
     read_steps,
@@ -76,6 +82,7 @@ class GatewayServer:
         self._clock = Clock(self._strikes)
         self._events: Counter[str] = Counter()
         self.manager = SessionManager(work, settings, self._events)
+        # Everything below is used within `at_work` only.
         self._local: LocalInference | None = None  # made with the player
         self._arrivals: list[StepMessage] = []
         self._leaving: list[GatewaySession] = []
@@ -179,10 +186,12 @@ class GatewayServer:
                 alike[steps.agent.interface].append(steps)
         shown: dict[AgentInterface, Tree] = {}
         refused: dict[StepMessage, SessionError] = {}
+        # Agents with equal spaces share arrays: many messages are as cheap as one.
         for interface, parts in alike.items():
             shown[interface], found = read_observations(interface, parts)
             for steps, refusal in found:
                 refused.setdefault(steps.batch, refusal)
+        # A session at fault ends alone, and its earlier batches still count.
         errors: dict[GatewaySession, SessionError] = {}
         by_player: dict[str, list[PlayerRows]] = defaultdict(list)
         booked = []
@@ -197,6 +206,7 @@ class GatewayServer:
                 booked.append(batch)
             except SessionError as wrong:
                 errors[batch.session] = wrong
+        # A player gets all of its rows at once, for a common inference.
         for key, shares in by_player.items():
             tree = shown[self.manager.players[key].interface]
             self.manager.players[key].receive(shares, rows_of(shares, tree))
@@ -246,6 +256,7 @@ class GatewayServer:
             text = "bytes that are no FromSimulator of simulator.proto"
             raise SessionError(Code.BAD_MESSAGE, text) from None
         kind = message.WhichOneof("message")
+        # Nothing is kept of a stream before its hello is accepted.
         if session is None:
             if kind != "hello":
                 text = f"the first message of a stream must be a hello, not {kind or 'empty'}"
@@ -258,6 +269,7 @@ class GatewayServer:
             elif self._local is not None:
                 self._local.resumed(stream.session)
             return None
+        # A simulator sends again on its new stream what had no answer.
         if session.stream is not stream:
             return None  # another stream resumed the session
         match kind:
@@ -272,6 +284,7 @@ class GatewayServer:
                 self._local.recording(session, message.recording)
             case "policy" if self._local is not None:
                 self._local.policy(session, message.policy)
+            # Without a player of one agent, the run has no policy to hand out.
             case "recording" | "policy":
                 session.must_be(pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
             case _:
@@ -319,6 +332,7 @@ class GatewayServer:
         if len(steps.acted) > 1:
             writes, version = Answers(layout, ""), Version(0, 0)
         batch.answers[steps.index] = writes.part(steps.index, steps.rows, steps.actions, version)
+        # A message is answered as a whole, although several players may act.
         if len(batch.answers) < len(batch.parts):
             return
         for part in batch.parts:
@@ -342,6 +356,7 @@ class GatewayServer:
             player.flush_stalled()
         for session in self.manager.sessions.overdue():
             self.manager.lose(session)
+        # A simulator that waits looks as if it hung, so it gets the reason once.
         since = time.perf_counter() - _NOTICE_SECONDS
         waiting: list[StepMessage | Recording] = [
             *(() if self._local is None else self._local.waiting)

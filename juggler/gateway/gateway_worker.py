@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from juggler.envrunner.agent_returns import to_messages
+from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
 from juggler.envrunner.environments.seeding import module_seeds, player_seed
 from juggler.envrunner.envrunner_program import EnvRunnerProgram, GatewayAddress
@@ -37,11 +38,11 @@ from juggler.gateway.simulator_evaluation import GreedyEpisodes
 from juggler.gateway.simulators import Simulators
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.actors.attachment import Attachment, Detached
+from juggler.runtime.actors.attachment import Attachment, Contact, Detached
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import join_address, split_address
 from juggler.runtime.actors.tls import read_tls
-from juggler.runtime.actors.worker import Contact, Inbox, attach_and_run
+from juggler.runtime.actors.worker import Inbox, attach_and_run
 from juggler.runtime.connectors.mergeable_state import from_bytes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
@@ -171,6 +172,8 @@ class GatewayRunner(SamplingWorker):
             self._setups[module_id] = setup.modules[module_id], own_seed
         self._setup_command = command_id, setup
         self._curriculum = Curriculum(seed, config.simulator_parameters, self._steps_trained)
+        # A local worker needs no credentials for its driver, but simulators may come from
+        # elsewhere.
         tls = read_tls(None) if self._contact.local else self._contact.tls
         token = read_token(None, tls) if self._contact.local else self._contact.token
         first = next(iter(setup.modules.values()))
@@ -190,22 +193,27 @@ class GatewayRunner(SamplingWorker):
         self._server = GatewayServer(transport, self, settings, self._failed, busy)
         address = self._server.start(self._address(), tls, self._gateway_address.insecure)
         self._curriculum.own = transport.loopbacks
+        # The first simulator reports the spaces, so nothing is ready until then.
         if not config.simulator:
             self._note(f"takes simulators at {address}; waits for the first one")
-        else:
-            logs = self._gateway_address.logs
-            text = f"takes simulators at {address}; starts {config.simulators_per_runner} itself"
-            self._note(f"{text}, whose output is in {logs}" if logs else text)
-            self._simulators = Simulators(
-                config.simulator,
-                transport.loopbacks,
-                self._index * config.simulators_per_runner,
-                logs,
-                token,
-                config.step_deadline_seconds,
-                self._warn,
-                self._failed,
-            )
+            return
+        logs = self._gateway_address.logs
+        text = f"takes simulators at {address}; starts {config.simulators_per_runner} itself"
+        self._note(f"{text}, whose output is in {logs}" if logs else text)
+        self._simulators = self._started(config, transport.loopbacks, token)
+
+    def _started(self, config: EnvRunnerConfig, addresses: Sequence[str], token: str) -> Simulators:
+        """Start the copies of the simulator, which dial these addresses at once."""
+        return Simulators(
+            config.simulator,
+            addresses,
+            self._index * config.simulators_per_runner,
+            self._gateway_address.logs,
+            token,
+            config.step_deadline_seconds,
+            self._warn,
+            self._failed,
+        )
 
     @staticmethod
     def _seeds(setup: EnvRunnerSetup, seed: int) -> dict[str, int]:
@@ -293,6 +301,9 @@ class GatewayRunner(SamplingWorker):
         }
         evaluation = GreedyEpisodes(actors, command.episodes, command.most_steps, goal)
         with self._server.between_turns():
+            for key, player in self._players.items():
+                if player.is_frozen and key not in actors:  # it has just come
+                    actors[key] = player.greedy_actor(None)
             self._evaluations.append((command_id, command, evaluation))
         self._server.wake()
         return None
@@ -303,6 +314,7 @@ class GatewayRunner(SamplingWorker):
         command_id, command, evaluation = self._evaluations[0]
         if self._server.manager.sessions.asking or evaluations.running is None:
             self._asked_at = now
+        # The driver waits for an answer, which no simulator might ever complete.
         in_vain = now > self._asked_at + RESUME_SECONDS
         if evaluations.running is None:
             evaluations.begin(evaluation)
@@ -331,9 +343,11 @@ class GatewayRunner(SamplingWorker):
         else:
             assert key.startswith(f"{RANDOM}:"), f"no module is set up for {key}"
             module_id, acting, seed = RANDOM, None, self._next_seed()
+        # Modules have different spaces, so each player records its own data set.
         episodes, worker = None, self._attachment.worker_id
         if config.record:
             episodes = SampledEpisodes(config, worker, *interface.spaces, None, self._warn)
+        # Without streams to learners, its steps are played and not recorded.
         player = self._players[key] = ServedPlayer(
             module_id,
             interface,
@@ -346,6 +360,13 @@ class GatewayRunner(SamplingWorker):
             frozen=self._frozen,
             episodes=episodes,
         )
+        if player.is_frozen:
+            # Its first agent may come during an evaluation, or while one waits.
+            for _, _, evaluation in self._evaluations:
+                actor = evaluation.actors[key] = player.greedy_actor(None)
+                if evaluation is self._server.manager.evaluations.running:
+                    player.evaluate(actor)
+        # Rounds need each trained module, so all of them are reported together.
         trained = [each for each in setup.modules if each in self._streams]
         missing = [each for each in trained if each not in self._players]
         if missing:
@@ -426,12 +447,14 @@ class GatewayRunner(SamplingWorker):
                 continue
             player = self._players[request.module_id]
             if request.connector_state:
-                player.learn_from_others(from_bytes(request.connector_state))
+                assert player.policy.connectors is not None
+                player.policy.connectors.set_state(from_bytes(request.connector_state))
             if request.HasField("seed"):
                 seeds = self._seeds(self._setup_command[1], request.seed)
                 player.policy.seed(seeds[request.module_id])
             self._curriculum.follow(request.steps_trained)
             left[command_id] = request
+        # A line-up may leave out a module, whose batch would then never be complete.
         if self._casting.draws:
             before = self._asked[-1].until if self._asked else None  # rounds follow each other
             until = before or self._server.manager.env_steps
@@ -461,6 +484,7 @@ class GatewayRunner(SamplingWorker):
                 others.setdefault(player.module_id, FrozenResult()).add(player.played())
             elif module_id not in results:
                 player.pop_ended()  # not in this round: dropped
+        # The driver counts results of modules without a request with this round.
         league = self._casting.league
         matches = [] if league is None else league.pop_ended()
         played = replace(
@@ -577,6 +601,7 @@ class ServedPlayer(ModulePlayer):
             policy = Actor(parts.module, 1, 0, seed, parts.module_to_env, parts.connectors)
             if setup.digest:
                 frozen.load(module_id, setup.digest, policy, parts.connectors)
+        # Frozen weights are loaded before an agent takes a place.
         super().__init__(interface, policy, steps, row_age)
         self.module_id, self.streams, self.most_rows = module_id, streams, rows
         self.has_weights = False
@@ -608,6 +633,11 @@ class ServedPlayer(ModulePlayer):
         else:
             load_tree(self.module_id, tree, actor, connectors)
         return actor
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it has weights, and no learner."""
+        return self.streams is None and self.module_id != RANDOM
 
     @property
     def ready(self) -> training_pb2.Ready.Module:

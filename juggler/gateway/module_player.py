@@ -18,7 +18,7 @@ from juggler.envrunner.paced.paced_slots import PacedSlots
 from juggler.envrunner.rounds import TrainedResult
 from juggler.gateway.episode_log import EpisodeLog
 from juggler.gateway.row_layout import AgentInterface
-from juggler.gateway.session_episodes import forget_oldest
+from juggler.gateway.sessions import forget_oldest
 from juggler.gateway.step_batches import PlayerRows
 from juggler.runtime.acting.actor import Actor, RandomActions
 from juggler.runtime.connectors.mergeable_state import State, merge
@@ -180,6 +180,7 @@ class ModulePlayer(PacedSlots):
             if self.greedy is not None:
                 mine = self.of["playing"][places] == EVALUATED  # [B]
                 self.greedy.rewarded(rewards[mine], places[mine])
+            # Rewards come first, because the end of an episode books its return.
             for share in shares:
                 if over := [*share.terminated, *share.truncated]:
                     truncated = np.arange(len(over)) >= len(share.terminated)
@@ -227,11 +228,14 @@ class ModulePlayer(PacedSlots):
                 tree = to_tree(self.interface.spaces[1], actions)  # [B, ...]
             else:
                 tree = self._with_evaluation(self.greedy, chosen, places, recording, seen)
+            self.of["acted_at"][places] = time.monotonic()
+            # An evaluation plays other weights, so its episodes are not recorded.
             if self.episode_log is not None:
                 trained = self.of["playing"][places] == TRAINING  # [B]
                 self.episode_log.act(places[trained], take(tree, trained))
             leaves = zip(tree_leaves(tree), self._leaves, strict=True)
             sent = [np.asarray(array, leaf.dtype).tobytes() for (_, array), leaf in leaves]
+        # All shares have one array, of which each simulator gets its own bytes.
         answers, begin = [], 0
         for share in chosen:
             end = begin + len(share.acting)
@@ -240,18 +244,6 @@ class ModulePlayer(PacedSlots):
             answers.append((share, data))
             begin = end
         return answers
-
-    def act(
-        self,
-        places: NDArray[np.intp],
-        recording: NDArray[np.bool_] | bool,
-        observations: Tree,
-        kept: Tree | None = None,
-    ) -> Any:
-        """Let the policy act, as `PacedSlots.act` does, and note the time."""
-        sent = super().act(places, recording, observations, kept)
-        self.of["acted_at"][places] = time.monotonic()
-        return sent
 
     def _next(
         self, wanted: int, most_rows: int, holds_up: bool
@@ -266,6 +258,7 @@ class ModulePlayer(PacedSlots):
         later: deque[PlayerRows] = deque()
         rows = standing = 0
         while self.waiting and (not rows or rows < most_rows):
+            # A share stays whole, because its simulator waits for all of its actions.
             share = self.waiting.popleft()
             has_row = self.of["row"][share.acting] >= 0  # [S]
             new = len(has_row) - int(np.count_nonzero(has_row))
@@ -274,6 +267,7 @@ class ModulePlayer(PacedSlots):
                 later.append(share)
                 standing += len(share.acting) - new
                 continue
+            # A simulator in real time cannot wait, so its steps are played without a row.
             if new and wanted <= 0:
                 recording += has_row.tolist()
             else:
@@ -334,10 +328,6 @@ class ModulePlayer(PacedSlots):
         self.flush(stalled)
         standing = of["acted"] & stalled & (of["row"] >= 0) & (of["step"] == 0)
         self._parked = int(np.count_nonzero(standing))
-
-    def learn_from_others(self, state: State) -> None:
-        """Load the connector state of all EnvRunners."""
-        self._connectors.set_state(state)
 
     def pop_batch(self, most_rows: int) -> TrainedResult | NonFiniteBatch:
         """Return a batch of the oldest complete rows, and ended episodes."""

@@ -160,6 +160,7 @@ class RecordingReader:
         raw = self._actions.raw(message.actions, steps, "actions")
         actions = self._actions.tree([raw], steps)  # [L, ...]
         self._check_actions(observations, actions)
+        # Everything has been checked: no row gets a part of a bad recording.
         return Recording(
             session,
             message.seq,
@@ -193,6 +194,7 @@ class RecordingReader:
                 "that which acted is known from its log-probabilities alone. Send the one of each "
                 "action; where they were not kept, nothing can be learned from the data here",
             )
+        # Other programs round, so a log-probability may be slightly above 0.
         action_logp = np.array(given, np.float32)  # [L]
         _must_be_finite(action_logp, "action_logp")
         if self._counts and action_logp.max() > _ROUNDED:
@@ -212,6 +214,7 @@ class RecordingReader:
         if found := find_outside(self._choices, actions):
             (step, *_), what = found
             raise SessionError(Code.WRONG_SHAPE, f"the action of step {step}{what}")
+        # A forbidden action has the probability 0, which importance ratios divide by.
         masks = dict(flatten(at(observations, (ACTION_MASK,)))) if self._masked else {}
         for path, leaf in self._leaves:
             if path not in masks:
@@ -236,12 +239,6 @@ class RecordingReader:
                 for path, space in self._leaves
             ]
         )
-
-
-def steps_of(tree: Tree, begin: int, end: int) -> Tree:
-    """Return steps from a tree [L, ...], as a view."""
-    some: Tree = take(tree, slice(begin, end))
-    return some
 
 
 def _version(session: GatewaySession, message: pb.Recording) -> Version | None:
@@ -311,6 +308,7 @@ class LocalInference:
             return
         player, recording = self._player, self._reader.read(session, message)
         self._must_be_known(recording)
+        # Recordings wait in memory, and may come faster than a learner requests them.
         recording.bytes = message.ByteSize()
         if self.bytes_waiting + recording.bytes > _MOST_WAITING_BYTES:
             text = "more recordings wait than the gateway can hold: send smaller ones"
@@ -326,6 +324,7 @@ class LocalInference:
                 terminated=recording.terminated if recording.ends else None,
             )
 
+        # Connectors learn from each observation once.
         def new() -> NDArray[np.bool_]:
             live = np.ones(len(recording.rewards) + 1, np.bool_)  # [L + 1]
             live[0] = recording.starts  # otherwise the last recording ended with it
@@ -375,6 +374,7 @@ class LocalInference:
                     starts=recording.starts,
                     ends=recording.ends,
                 )
+            # The newest version lets a simulator decide whether to pull it.
             recorded = pb.Recorded(seq=recording.seq, stale=recording.stale, newest=newest)
             if self._curriculum.news_for(recording.session):
                 recorded.parameters.update(self._curriculum.parameters)
@@ -383,6 +383,7 @@ class LocalInference:
             recording.session.answers(recording.seq, message)
         if player.version == Version(0, 0):
             return  # no weights yet
+        # An export takes seconds in a thread of its own, so requests wait here.
         if self._asking and (self._publisher.ready or self._publisher.failure):
             asking, self._asking = self._asking, []
             for session in asking:
@@ -449,6 +450,7 @@ class LocalInference:
                 self._player.counts["steps_lost"] += recording.left
                 self.bytes_waiting -= recording.bytes
                 continue
+            # Recordings of one environment continue each other, so none may overtake.
             if recording.place not in full:
                 wanted -= self._use(recording, wanted)
             if recording.left:
@@ -465,6 +467,7 @@ class LocalInference:
         player, place, begun = self._player, recording.place, 0
         if recording.starts and not recording.taken and player.of["length"][place]:
             player.cut(place)  # another episode was running there
+        # A row that has begun is filled in any case; only a new one needs a request.
         while recording.left:
             count = recording.left
             if self._is_stale(recording):
@@ -474,6 +477,7 @@ class LocalInference:
                 self._follow(recording, count)
                 self._count(recording, count)
                 continue
+            # A recording may have more steps than its row has left.
             if player.of["row"][place] < 0:
                 if begun >= wanted:
                     break
@@ -492,19 +496,22 @@ class LocalInference:
         """Write the next steps of a recording into its row."""
         player, place, begin = self._player, recording.place, recording.taken
         of, rows, end = player.of, player.rows, begin + count
+        steps = slice(begin, end)
         states = self._follow(recording, count)
         if of["row"][place] < 0:
             of["row"][place], of["step"][place] = rows.begin(states, 1, recorded=True)[0], 0
         row, step = int(of["row"][place]), int(of["step"][place])
+        # The simulator's policy chose the actions: nothing is drawn here.
         rows.record(
             row,
             step,
             count,
-            observations=steps_of(recording.observations, begin, end),
-            actions=steps_of(recording.actions, begin, end),
-            rewards=recording.rewards[begin:end],
-            action_logp=recording.action_logp[begin:end],
+            observations=take(recording.observations, steps),
+            actions=take(recording.actions, steps),
+            rewards=recording.rewards[steps],
+            action_logp=recording.action_logp[steps],
         )
+        # A segment begins with its row or its episode.
         if not (step and of["length"][place]):
             version = recording.version or player.version
             beginning = of["episode"][place], of["length"][place], *version
@@ -516,6 +523,7 @@ class LocalInference:
             if recording.truncated:
                 rows.columns["truncated"][row, step + count - 1] = True
                 rows.ended_with(row, step + count - 1, after)
+        # While recordings come, the row has not stalled.
         of["step"][place], of["acted_at"][place] = step + count, time.monotonic()
         self._count(recording, count)
         put(rows.columns["observations"], (row, step + count), after)
@@ -526,14 +534,15 @@ class LocalInference:
     def _follow(self, recording: Recording, count: int) -> dict[str, Tree]:
         """Let the policy follow the next steps; return its states before them."""
         player, place = self._player, recording.place
-        begin, end = recording.taken, recording.taken + count
+        begin = recording.taken
+        steps = slice(begin, begin + count)
         if not player.of["length"][place]:
             player.of["episode"][place] = player.new_episodes(1)[0]
         return player.policy.follow(
             place,
-            steps_of(recording.observations, begin, end),
-            steps_of(recording.actions, begin, end),
-            recording.rewards[begin:end],
+            take(recording.observations, steps),
+            take(recording.actions, steps),
+            recording.rewards[steps],
             first=recording.starts and not begin,
         )
 
@@ -634,6 +643,7 @@ class Publisher:
         self._given[version] = None
         while len(self._given) > _MOST_GIVEN:
             del self._given[next(iter(self._given))]
+        # A broken stream may lose pieces, which the digest reveals.
         digest = hashlib.sha256(model).digest()
         named = to_message(version)
         for offset in range(0, len(model), _CHUNK):

@@ -74,6 +74,7 @@ class SpaceLayout:
                 raise SessionError(
                     Code.WRONG_SHAPE, f"{what} at {path_name(tuple(tensor.path))}: {kind}"
                 )
+            # NumPy would read any bytes of a fitting length, so dtype and shape are compared first.
             leaf, data = self.leaves[place], tensor.data
             given, expected = tuple(tensor.shape), (rows, *leaf.shape)
             if given != expected or tensor.dtype != leaf.number:
@@ -83,6 +84,7 @@ class SpaceLayout:
                     f"{list(given)}; send dtype {leaf.number} ({leaf.dtype}) and shape "
                     f"{list(expected)}, as the space says",
                 )
+            # A right shape may come with too few bytes.
             if len(data) != rows * leaf.row_bytes:
                 raise SessionError(
                     Code.WRONG_SHAPE,
@@ -131,6 +133,7 @@ class ValueChecks:
             if array.dtype.kind == "f" and not (within := _is_float32(array)).all():
                 row = _first(within)
                 return row, _not_float32(f"the observation{_at(path)}", array[row])
+        # Encoders use these numbers as indices.
         if found := find_outside(self._choices, observations):
             (row, *_), what = found
             return row, SessionError(Code.WRONG_SHAPE, f"the observation{what}")

@@ -1,12 +1,14 @@
-"""Opens, resumes and closes the sessions of a gateway."""
+"""Opens, resumes, closes and logs the sessions of a gateway."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -17,28 +19,28 @@ from juggler.envrunner.info_numbers import InfoNumber, reported_agents
 from juggler.envrunner.multi_agent.line_up import LineUpError
 from juggler.envrunner.rounds import PlayedRound
 from juggler.gateway.agents import ModuleAssignment, module_of
-from juggler.gateway.connection_log import ConnectionLog, address_of
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.module_player import TRAINING, ModulePlayer
 from juggler.gateway.row_layout import AgentInterface
-from juggler.gateway.session_episodes import (
-    BookedBatch,
-    SessionInfos,
-    SharedEpisodes,
-    forget_oldest,
-)
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.sessions import (
     PROTOCOL_MAX,
     RESUME_SECONDS,
+    AgentSteps,
+    BookedBatch,
     GatewaySession,
     SessionAgent,
+    SessionInfos,
     Sessions,
+    SharedEpisodes,
+    StepMessage,
     check_hello,
+    forget_oldest,
 )
 from juggler.gateway.simulator_evaluation import Evaluations
-from juggler.gateway.step_batches import AgentSteps, Answers, PlayerRows, StepMessage, split, whole
+from juggler.gateway.step_batches import Answers, PlayerRows, split, whole
 from juggler.gateway.transport import MESSAGE_BYTES, GatewayStream
+from juggler.runtime.actors.hub import one_line
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
@@ -154,6 +156,7 @@ class SessionManager:
         if hello.mode == pb.LOGGED_DATA and self._settings.refuses_logged:
             raise SessionError(Code.CANNOT_LEARN, self._settings.refuses_logged)
         resumed = bool(hello.resume_token)
+        # A resumed session keeps its places, rows and unread answers.
         if resumed:
             session = self.sessions.resumed(hello)
             for agent, given in zip(session.agents, hello.agents, strict=True):
@@ -167,10 +170,12 @@ class SessionManager:
             session.seed = self._settings.curriculum.session_seed(stream.dialed)
             self.sessions.by_id[session.id] = session
             self._load += load_of(session.hello)
+        # The session is complete: its stream may use it now.
         stream.session, session.peer = session, address_of(stream.peer)
         session.dialed = stream.dialed
         self.guests.connected(session, back=resumed)
         self._counts["sessions_resumed" if resumed else "sessions_begun"] += 1
+        # With token and last number, a simulator can continue after a break.
         welcome = pb.Welcome(
             protocol=min(hello.protocol_max, PROTOCOL_MAX),
             run_id=self._settings.run_id,
@@ -199,6 +204,7 @@ class SessionManager:
                 if key not in self.agents and key not in fresh:
                     fresh[key] = self._read(given, key)
                 self._must_have(self.agents[key] if key in self.agents else fresh[key][0], given)
+        # Nothing above keeps anything, so a refused hello leaves no trace.
         self._make_room(hello)
         for key, one in fresh.items():
             try:
@@ -206,6 +212,7 @@ class SessionManager:
             except (WireError, UnsupportedSpace) as error:
                 raise SessionError(Code.WRONG_SPACES, str(error)) from error
         several = bool(self._casting.table)
+        # A place in each player, because another module may act in the next episode.
         agents = [
             SessionAgent(
                 index,
@@ -215,6 +222,7 @@ class SessionManager:
             )
             for index, (given, players) in enumerate(zip(hello.agents, cast, strict=True))
         ]
+        # The player of a single agent counts its episodes.
         episodes = infos = None
         names = [agent.id for agent in hello.agents]
         if several:
@@ -376,6 +384,7 @@ class SessionManager:
         if episodes is None or not episodes.drawn:
             self._book(batch)
             return [whole(part, part.agent.player) for part in batch.parts]
+        # The reward belongs to the old line-up, the next action to the new one.
         before = [self._players_of(part) for part in batch.parts]
         self._book(batch)
         if not batch.began:
@@ -408,6 +417,7 @@ class SessionManager:
             if over:
                 self._add_ended(episodes, booked, trained)
                 episodes.report_ended(over, booked)
+        # A run's metrics describe its training.
         if session.infos is not None:
             if self.evaluations.began:  # evaluations do not count in training
                 playing = self.evaluations.playing(session)  # [N]
@@ -500,11 +510,13 @@ def difference(one: Space[Any], other: Space[Any], its_name: str, other_name: st
     if type(one) is type(other) and isinstance(one, spaces.Dict | spaces.Tuple):
         its, others = _parts(one), _parts(other)
         if list(its) != list(others):
-            return f"{its_name} has the parts {_few(its)}; {other_name} has {_few(others)}"
+            mine, theirs = (", ".join(map(repr, parts))[:200] for parts in (its, others))
+            return f"{its_name} has the parts {mine}; {other_name} has {theirs}"
         for key, part in its.items():
             if space_to_message(part) != space_to_message(others[key]):
                 at = f" at {key!r}"
                 return difference(part, others[key], its_name + at, other_name + at)
+    # Gymnasium's texts may be equal although bounds or dtypes differ.
     text, other_text = _one_line(one), _one_line(other)
     if text == other_text and isinstance(one, spaces.Box) and isinstance(other, spaces.Box):
         where = np.argwhere((one.low != other.low) | (one.high != other.high))
@@ -519,10 +531,6 @@ def difference(one: Space[Any], other: Space[Any], its_name: str, other_name: st
 def _parts(space: Any) -> dict[str, Space[Any]]:
     named = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
     return {str(key): part for key, part in named}
-
-
-def _few(parts: Mapping[str, Space[Any]]) -> str:
-    return ", ".join(map(repr, parts))[:200]
 
 
 def _one_line(space: Space[Any]) -> str:
@@ -574,6 +582,7 @@ def no_room(more: NDArray[np.int64], here: NDArray[np.int64]) -> SessionError | 
     _, its_environments, its_numbers = more.tolist()
     sessions_here, environments_here, numbers_here = here.tolist()
     sessions, environments, numbers = (here + more).tolist()
+    # Waiting does not help a session that is too large by itself.
     if its_environments > MOST_ENVIRONMENTS:
         text = (
             f"{its_environments} environments in one session, once for each agent: have at most "
@@ -586,6 +595,7 @@ def no_room(more: NDArray[np.int64], here: NDArray[np.int64]) -> SessionError | 
             f"{MOST_SESSIONS} with {MOST_ENVIRONMENTS}, once for each agent, may be: start another "
             "gateway"
         )
+    # Infos have a limit of their own, because their names come from the simulator.
     elif its_numbers and numbers > MOST_NUMBERS:
         text = (
             f"its info_names are {its_numbers} numbers for each step of all environments and "
@@ -595,3 +605,132 @@ def no_room(more: NDArray[np.int64], here: NDArray[np.int64]) -> SessionError | 
     else:
         return None
     return SessionError(Code.FULL, text, retryable=True)
+
+
+#: Within this time, further lines of one kind are only counted.
+_SECONDS = 60.0
+_MOST_LINES = {"refused": 1}  # in this time, by kind
+_MOST = 10  # lines of other kinds
+_LONGEST = 400  # characters of a reason
+_SHOWN = 4  # names in a line
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Counts the lines of one kind since a time in seconds."""
+
+    began: float
+    reported: int = 1
+    omitted: int = 0
+    last: str = ""  # newest omitted line
+
+
+class ConnectionLog:
+    """Logs simulators that connect and leave, in few lines.
+
+    Args:
+        sessions: the open sessions.
+        report_line: reports a line, as `GatewayWork.report_line` does.
+        rows: maximum number of environments that fit a batch; 0: no maximum.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        report_line: Callable[[str, bool, int, int], None],
+        rows: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sessions, self._report_line, self._rows, self._clock = (
+            sessions,
+            report_line,
+            rows,
+            clock,
+        )
+        self._of: dict[str, _Lines] = {}  # by kind of line
+        self._warned_of_rows = False
+
+    def connected(self, session: GatewaySession, *, back: bool) -> None:
+        """Log a simulator that began a session, or is `back` in it."""
+        modules = dict.fromkeys(module_of(each) for agent in session.agents for each in agent.seats)
+        plural = "" if session.environments == 1 else "s"
+        what = f"{session.environments:,} environment{plural} for {_few('policy', modules)}"
+        if names := [agent.name for agent in session.agents if agent.name]:
+            what += f", {_few('agent', names)}"
+        self._line(
+            "came", f"{'has again' if back else 'has'} the simulator at {session.peer}", what
+        )
+        # Rows beyond one batch wait for the next one, and may become too old.
+        _, environments = self.here()
+        if 0 < self._rows < environments and not self._warned_of_rows:
+            self._warned_of_rows = True
+            self._report(
+                f"has simulators with {environments:,} environments, and a batch has "
+                f"envs_per_runner = {self._rows:,} rows for each agent: the others wait meanwhile, "
+                "or become too old. Let envs_per_runner be the number of all environments",
+                True,
+            )
+
+    def vanished(self, session: GatewaySession) -> None:
+        """Log a broken connection of a simulator."""
+        waits = f"waits {self._sessions.resume_seconds:.0f} s for it"
+        self._line("vanished", f"lost the connection of the simulator at {session.peer}", waits)
+
+    def left(self, session: GatewaySession, why: str) -> None:
+        """Log the end of a session."""
+        self._line("left", f"no longer has the simulator at {session.peer}", why)
+
+    def refused(self, peer: str, why: str) -> None:
+        """Log a refused simulator."""
+        self._line("refused", f"refused a simulator at {address_of(peer)}", why)
+
+    def report_omitted(self) -> None:
+        """Report the number of omitted lines, if it is time."""
+        now = self._clock()
+        for kind, lines in list(self._of.items()):
+            if now - lines.began < _SECONDS:
+                continue
+            del self._of[kind]
+            if lines.omitted:
+                self._of[kind] = _Lines(now)
+                more = (
+                    f" ({lines.omitted:,} times in the last {_SECONDS:.0f} s; this is the last one)"
+                )
+                self._report(lines.last + (more if lines.omitted > 1 else ""), kind == "refused")
+
+    def _line(self, kind: str, what: str, why: str) -> None:
+        self.report_omitted()
+        text = f"{what}: {one_line(why, _LONGEST)}"
+        lines = self._of.setdefault(kind, _Lines(self._clock(), reported=0))
+        if lines.reported < _MOST_LINES.get(kind, _MOST):
+            lines.reported += 1
+            self._report(text, kind == "refused")
+        else:
+            lines.omitted, lines.last = lines.omitted + 1, text
+
+    def _report(self, text: str, warning: bool) -> None:
+        simulators, environments = self.here()
+        self._report_line(text, warning, simulators, environments)
+
+    def here(self) -> tuple[int, int]:
+        """Return the number of connected simulators and of their environments."""
+        here = [each for each in self._sessions.by_id.values() if each.stream is not None]
+        return len(here), sum(each.environments for each in here)
+
+
+def address_of(peer: str) -> str:
+    """Return the address of a stream's other end, for messages."""
+    kind, _, address = peer.partition(":")
+    unknown = (
+        "a Unix socket" if kind == "unix" else "an unknown address"
+    )  # gRPC leaves its path out
+    return unquote(address) or unknown
+
+
+def _few(what: str, names: Iterable[str]) -> str:
+    all_names = list(names)
+    shown = ", ".join(repr(name[:64]) for name in all_names[:_SHOWN])
+    more = len(all_names) - _SHOWN
+    plural = what if len(all_names) == 1 else {"policy": "policies"}.get(what, f"{what}s")
+    return f"{plural} {shown}{f' and {more} more' if more > 0 else ''}"

@@ -1,26 +1,31 @@
-"""Sessions of simulators, with their agents and unanswered messages."""
+"""Sessions of simulators: agents, their episodes, and batches of their steps."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from juggler.envrunner.agent_names import MOST_AGENTS
 from juggler.envrunner.info_numbers import (
+    LARGEST,
     LONGEST_NAME,
+    MOST_EPISODES,
+    InfoNumber,
     is_name,
+    keep_newest,
     most_names,
     names_another,
     reported_agents,
 )
+from juggler.envrunner.multi_agent.line_up import LineUp, LineUps, Players
 from juggler.gateway.row_layout import AgentInterface
-from juggler.gateway.session_episodes import SessionInfos, SharedEpisodes
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.near_matches import one_of
@@ -28,6 +33,7 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 if TYPE_CHECKING:
     from juggler.gateway.transport import GatewayStream
+
 
 PROTOCOL_MIN = PROTOCOL_MAX = 1
 #: How long a session waits for a simulator that vanished.
@@ -198,6 +204,7 @@ class GatewaySession:
             self.last_seq = seq
             self._unanswered.add(seq)
             return False
+        # After a break, a simulator sends again what had no answer.
         if seq in self._unanswered:
             return True
         if seq in self._answers:
@@ -264,6 +271,7 @@ class Sessions:
                 "Begin a new one without a token",
                 retryable=True,
             )
+        # Another hello would not fit the session's places and rows.
         before, named = session.hello, session.episodes is not None
         agents = [agent.id if named else "" for agent in hello.agents]
         for name, same in (
@@ -313,6 +321,7 @@ def check_hello(hello: pb.Hello, known: Collection[str]) -> None:
             f"simulator {hello.protocol_min} to {hello.protocol_max}, as protocol_min and "
             "protocol_max of its hello say: set both, or use one version of Juggler on both sides",
         )
+    # Other versions may give these fields another meaning.
     if hello.mode not in SERVED:
         served = ", ".join(pb.Mode.Name(mode) for mode in SERVED)
         raise SessionError(Code.NOT_SERVED, f"mode {hello.mode} is not served here: use {served}")
@@ -336,6 +345,7 @@ def _check_info_names(hello: pb.Hello, known: Collection[str]) -> None:
         whose = f" for {len(agents)} agents" if len(agents) > 1 else ""
         text = f"{len(names)} info_names{whose}: have at most {most}"
         raise SessionError(Code.NOT_SERVED, text)
+    # Names become metrics, beside those of other agents and sessions.
     for at, name in enumerate(names):
         if not is_name(name) or name in names[:at]:
             text = f"the name {name[:20]!r} among info_names: give each number one of its own, of"
@@ -345,3 +355,365 @@ def _check_info_names(hello: pb.Hello, known: Collection[str]) -> None:
                 f"with {name!r} among info_names, a number would have the name of another agent's"
             )
             raise SessionError(Code.NOT_SERVED, f"{text}: rename it")
+
+
+_OUT, _ACTS, _ENDED = 0, 1, 2
+_NONE, _NONE_LONG = np.zeros(0), np.zeros(0, np.intp)
+
+#: Maximum number of ended episodes until the next report; the oldest are dropped. The driver
+#: accepts this many with a batch of any size.
+MOST_UNREPORTED = 1 << 16
+
+
+def forget_oldest(ended: list[Any]) -> int:
+    """Drop the oldest of too many episodes; return the number dropped."""
+    many = max(0, len(ended) - MOST_UNREPORTED)
+    del ended[:many]
+    return many
+
+
+def _acting(part: AgentSteps) -> list[int]:
+    """Return the environments where an agent acts next."""
+    out = set(part.paused)
+    return [each for at, each in enumerate(part.environments) if at not in out]
+
+
+class BookedBatch(NamedTuple):
+    """Results of environments in a batch of steps.
+
+    Attributes:
+        env_returns: [L] returns of ended episodes.
+        env_lengths: [L] their environment steps.
+        agent_returns: [L, A] each agent's return in them; NaN if it did not act.
+        steps: number of environment steps.
+    """
+
+    env_returns: NDArray[np.float64]
+    env_lengths: NDArray[np.intp]
+    agent_returns: NDArray[np.float64]
+    steps: int
+
+
+class SharedEpisodes:
+    """The episodes of N environments with A agents, and their line-ups.
+
+    An agent takes part from its first observation until its end. The episode of an environment ends
+    when no agent takes part in it. Until then, an agent that has ended cannot act.
+
+    Args:
+        line_ups: draws a line-up for each episode; None: the same modules act in all episodes.
+        played_by: modules that may act, by name of the agent.
+        order: names of agents, in the order of the line-ups.
+        numbers: numbers of the N environments among the environments of all sessions.
+
+    Attributes:
+        names: names of the agents.
+        drawn: line-ups are drawn.
+    """
+
+    def __init__(
+        self,
+        line_ups: LineUps | None,
+        played_by: Mapping[str, Sequence[str]],
+        order: Sequence[str],
+        numbers: range,
+    ) -> None:
+        self.names, self.drawn = tuple(played_by), line_ups is not None
+        self._line_ups, self._numbers = line_ups, np.array(numbers, np.intp)
+        at_first = {name: ids[0] for name, ids in played_by.items()}
+        self._players = Players(len(numbers), self.names, at_first)
+        self._column = np.array([order.index(name) for name in self.names], np.intp)  # [A]
+        shape = len(self.names), len(numbers)
+        self._stages: NDArray[np.int8] = np.zeros(shape, np.int8)
+        self._between = set(range(len(numbers)))  # environments without an episode
+        self._returns = np.zeros(shape)
+        self._acted = np.zeros(shape, np.bool_)  # in the episode
+        self._lengths = np.zeros(len(numbers), np.intp)
+
+    def follow(
+        self, parts: Sequence[AgentSteps], continuing: Collection[int] = ()
+    ) -> tuple[list[int], list[int]]:
+        """Return environments whose episodes end, and whose next episodes begin.
+
+        Args:
+            parts: rows of different agents.
+            continuing: environments whose episodes continue with the agents that act next, even if
+                all earlier agents have ended.
+
+        Raises:
+            SessionError: an agent would act although it has ended.
+        """
+        stages = self._stages
+        touched: set[int] = set()
+        for part in parts:
+            ended = [part.environments[at] for at in part.ended]
+            stages[part.index, ended] = _ENDED
+            touched.update(ended)
+        if continuing:
+            touched -= {*continuing} & {each for part in parts for each in _acting(part)}
+        # A message may end one episode and begin the next, so ends come first.
+        over = [each for each in sorted(touched) if not (stages[:, each] == _ACTS).any()]
+        stages[:, over] = _OUT
+        self._between.update(over)
+        began: set[int] = set()
+        for part in parts:
+            # An agent that acts between episodes begins the next one.
+            acting = _acting(part)
+            of_agent = stages[part.index, acting]  # [B]
+            gone = of_agent == _ENDED
+            if gone.any():
+                raise SessionError(
+                    Code.OUT_OF_ORDER,
+                    f"{part.agent.at(acting[int(gone.argmax())])} acts, and has ended in this "
+                    "episode: pause it until all agents that act there have ended",
+                )
+            if self._between:
+                began.update(self._between.intersection(acting))
+            stages[part.index, acting] = _ACTS
+        self._between -= began
+        return over, sorted(began)
+
+    def book(
+        self, parts: Sequence[AgentSteps], over: list[int], idle: Mapping[int, float]
+    ) -> BookedBatch:
+        """Add the rewards of a batch of steps.
+
+        A length is a number of environment steps: each batch with rewards for an environment is one
+        step.
+
+        Args:
+            parts: rows of different agents.
+            over: as `follow` returned it.
+            idle: by environment, rewards of agents that never acted in an ended episode.
+        """
+        stepped: set[int] = set()
+        for part in parts:
+            rewarded = [part.environments[at] for at in part.rewarded]
+            self._returns[part.index, rewarded] += [part.rewards[at] for at in part.rewarded]
+            self._acted[part.index, rewarded] = True
+            stepped.update(rewarded)
+        self._lengths[list(stepped)] += 1
+        booked = self._ended(over, len(stepped), idle)
+        for part in parts:  # these may belong to the next episode
+            for at, reward in part.early:
+                self._returns[part.index, part.environments[at]] += reward
+        return booked
+
+    def _ended(self, over: list[int], steps: int, idle: Mapping[int, float]) -> BookedBatch:
+        if not over:  # most batches
+            return BookedBatch(_NONE, _NONE_LONG, _NONE[:, None], steps)
+        so_far = self.so_far(over)
+        self._returns[:, over], self._acted[:, over], self._lengths[over] = 0, False, 0
+        totals = so_far.env_returns + [idle.get(each, 0.0) for each in over]  # [L]
+        return so_far._replace(env_returns=totals, steps=steps)
+
+    def so_far(self, environments: Sequence[int]) -> BookedBatch:
+        """Return results of running episodes in environments [L], without steps."""
+        at = list(environments)
+        returns = self._returns[:, at]  # [A, L]
+        of_agents = np.where(self._acted[:, at], returns, np.nan)  # [A, L]
+        return BookedBatch(returns.sum(0), self._lengths[at], of_agents.T, 0)
+
+    # -- line-ups ---------------------------------------------------------------------------------
+
+    def players(self, environments: Sequence[int]) -> NDArray[np.object_]:
+        """Return the ids of modules [K, A] in environments [K]."""
+        return self._players.of(np.array(environments, np.intp))
+
+    def begin(self, environments: Sequence[int]) -> None:
+        """Draw line-ups for new episodes in environments [K].
+
+        Raises:
+            LineUpError: an environment gets no line-up.
+        """
+        assert self._line_ups is not None
+        began = np.array(environments, np.intp)
+        line_up = self._line_ups.begin(self._numbers[began])
+        ours = line_up.players.reshape(len(began), -1)[:, self._column]  # [K, A]
+        slots = began[:, None] * len(self.names) + np.arange(len(self.names))  # [K, A]
+        self._players.line_up(LineUp(slots.ravel(), ours.ravel()))
+
+    def report_ended(self, environments: Sequence[int], booked: BookedBatch) -> None:
+        """Report ended episodes of environments [L] to the line-ups."""
+        if self._line_ups is not None:
+            in_order = np.empty_like(booked.agent_returns)  # [L, A]
+            in_order[:, self._column] = booked.agent_returns
+            self._line_ups.ended(self._numbers[list(environments)], in_order, booked.env_lengths)
+
+    def leave(self) -> None:
+        """Drop running episodes: other environments play a league's matches."""
+        if self._line_ups is not None:
+            self._line_ups.abandon(self._numbers.tolist())
+
+
+class SessionInfos:
+    """Sums up the infos of a session's steps over episodes.
+
+    Args:
+        names: names of the K numbers of a step.
+        agents: A, number of agents in each environment.
+        apart: names of agents with separate numbers; (): numbers are not separate.
+        environments: N.
+        newest: gets the numbers of episodes, by name.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        agents: int,
+        apart: Sequence[str],
+        environments: int,
+        newest: dict[str, deque[InfoNumber]],
+    ) -> None:
+        before = [f"{agent}/" for agent in apart] or [""] * agents
+        self._names = [
+            (a, k, b + name) for a, b in enumerate(before) for k, name in enumerate(names)
+        ]
+        self._newest = newest
+        # [4, N, A, K] sums, counts, least and most
+        start = np.array([0, 0, np.inf, -np.inf])[:, None, None, None]
+        self._start = np.broadcast_to(start, (4, environments, agents, len(names)))
+        self._numbers = self._start.copy()
+
+    def see(self, parts: Iterable[AgentSteps], over: Sequence[int]) -> None:
+        """Add the numbers of a batch of steps.
+
+        Args:
+            parts: rows of different agents.
+            over: environments whose episodes end.
+        """
+        for part in parts:
+            if part.infos is not None and part.rewarded:
+                rows = [part.environments[at] for at in part.rewarded]  # [R]
+                self._add(rows, part.index, part.infos[part.rewarded, None])
+        self._end(over)
+
+    def record(
+        self, environment: int, infos: NDArray[np.float64] | None, *, starts: bool, ends: bool
+    ) -> None:
+        """Add the numbers of the L steps of a recording.
+
+        Args:
+            environment: its number.
+            infos: [L, K]; None: no numbers.
+            starts: the first step begins an episode.
+            ends: the last step ended it.
+        """
+        if starts:
+            self._end([environment])  # the previous episode
+        if infos is not None:
+            self._add([environment], 0, infos[None])
+        if ends:
+            self._end([environment])
+
+    def _add(self, environments: list[int], agent: int, infos: NDArray[np.float64]) -> None:
+        """Add numbers [R, L, K] of steps in environments [R]."""
+        at, valid = (environments, agent), np.abs(infos) <= LARGEST  # false with a NaN
+        sums, counts, least, most = self._numbers
+        sums[at] += np.where(valid, infos, 0.0).sum(1)
+        counts[at] += valid.sum(1)
+        least[at] = np.minimum(least[at], np.where(valid, infos, np.inf).min(1))
+        most[at] = np.maximum(most[at], np.where(valid, infos, -np.inf).max(1))
+
+    def _end(self, environments: Sequence[int]) -> None:
+        """End the episodes of environments [E]."""
+        if not environments:
+            return
+        ended = list(environments)
+        sums, counts, least, most = self._numbers[:, ended]  # [E, A, K] each
+        means = sums / np.maximum(counts, 1)  # [E, A, K]
+        for a, k, name in self._names:
+            gave = counts[:, a, k].nonzero()[0][-MOST_EPISODES:]
+            if len(gave):
+                columns = ([*each[gave, a, k].tolist()] for each in (means, least, most))
+                numbers = [InfoNumber(*each) for each in zip(*columns, strict=True)]
+                keep_newest(self._newest, {name: numbers})
+        self._numbers[:, ended] = self._start[:, ended]
+
+
+@dataclass(slots=True, eq=False)
+class AgentSteps:
+    """R rows of one agent of a session.
+
+    Most columns are lists, because arrays are built for the rows of many sessions at once.
+
+    Attributes:
+        agent: the agent.
+        batch: the batch that they came in.
+        environments: [R] their numbers in the session.
+        rewards: [R]
+        rewarded: indices of rows whose reward follows an action, if the session counts episodes or
+            has infos.
+        terminated: indices of rows where the episode ended.
+        truncated: indices of rows where the episode was cut off.
+        paused: indices of rows that need no action.
+        raw: bytes of each leaf of the observations.
+        final_raw: bytes of each leaf of the final observations.
+        final_rows: row indices of the final observations.
+        infos: [R, K] numbers of the last step; None: no numbers.
+        early: rewards from before the first action in an episode, with their indices.
+        begin: index of the first row among all rows that were read together.
+        finals: [K, ...] the last observations of the K truncated rows.
+        actions: bytes of each leaf of the actions so far.
+        acted: players and versions of the weights that chose them.
+        due: shares that have no actions yet.
+    """
+
+    agent: SessionAgent
+    batch: StepMessage
+    environments: list[int]
+    rewards: list[float]
+    rewarded: list[int]
+    terminated: list[int]
+    truncated: list[int]
+    paused: list[int]
+    raw: list[bytes]
+    final_raw: list[bytes]
+    final_rows: list[int]
+    infos: NDArray[np.float64] | None
+    early: list[tuple[int, float]]
+    begin: int = 0
+    finals: Any = None
+    actions: Sequence[Any] = ()
+    acted: list[tuple[str, Version]] = field(default_factory=list)
+    due: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, R."""
+        return len(self.environments)
+
+    @property
+    def index(self) -> int:
+        """Index of the agent."""
+        return self.agent.index
+
+    @property
+    def ended(self) -> list[int]:
+        """Indices of rows where the episode ended or was cut off."""
+        return [*self.terminated, *self.truncated]
+
+
+@dataclass(slots=True, eq=False)
+class StepMessage:
+    """A batch of steps of a session's agents, from one message.
+
+    Attributes:
+        session: session of the simulator.
+        seq: number of the message.
+        parts: rows of different agents.
+        over: environments whose episodes end.
+        idle: by environment, rewards of agents that never acted in an ended episode.
+        began: environments whose next episodes begin, if the session counts episodes.
+        answers: actions of each part, by the index of its agent.
+        arrived: seconds of `time.perf_counter`.
+    """
+
+    session: GatewaySession
+    seq: int
+    parts: list[AgentSteps] = field(default_factory=list)
+    over: list[int] = field(default_factory=list)
+    idle: dict[int, float] = field(default_factory=dict)
+    began: list[int] = field(default_factory=list)
+    answers: dict[int, bytes] = field(default_factory=dict)
+    arrived: float = field(default_factory=time.perf_counter)

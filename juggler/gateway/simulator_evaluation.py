@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from juggler.envrunner.agent_returns import AgentReturns, add_returns
 from juggler.envrunner.evaluation import Goal
 from juggler.gateway.module_player import EVALUATED, LEFT, TRAINING, ModulePlayer
-from juggler.gateway.session_episodes import BookedBatch
-from juggler.gateway.sessions import GatewaySession
-from juggler.gateway.step_batches import StepMessage
+from juggler.gateway.sessions import BookedBatch, GatewaySession, StepMessage
 from juggler.runtime.acting.actor import Actor
 
 
@@ -23,7 +21,8 @@ class GreedyEpisodes:
     They are neither trained on nor counted in training.
 
     Args:
-        actors: the policies and connectors of the checkpoint, by player.
+        actors: the policies and connectors of the checkpoint, by player; a player that comes later
+            is added.
         episodes: number of episodes.
         most_steps: maximum steps of an episode, which then counts with its return so far; 0: no
             limit.
@@ -43,7 +42,7 @@ class GreedyEpisodes:
 
     def __init__(
         self,
-        actors: Mapping[str, Actor],
+        actors: dict[str, Actor],
         episodes: int,
         most_steps: int,
         goal: Goal | None,

@@ -128,6 +128,7 @@ class Simulators:
         of_copies: dict[str, list[GatewaySession]] = {address: [] for address in self._copies}
         for session in sessions:
             of_copies.get(session.dialed, []).append(session)
+        # A copy that has ended cannot resume its sessions, so they need not wait for it.
         pids, ended = self._supervisor.pids(), []
         self._used &= {session.id for session in sessions}
         for address, copy in self._copies.items():

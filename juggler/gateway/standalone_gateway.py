@@ -146,6 +146,7 @@ def evaluate_with_copies(
         casting=ModuleAssignment(agents, mapping=mapping, seed=seed, remote_only=ALONE),
         curriculum=curriculum,
     )
+    # Only copies on this host dial it, so it needs neither token nor TLS.
     transport = Transport("", config.simulators_per_runner)
     work = _Evaluation(parts_of, episodes, config.fragment_steps, report)
     work.server = GatewayServer(transport, work, settings, work.failed)
@@ -155,6 +156,7 @@ def evaluate_with_copies(
     deadline = config.step_deadline_seconds
     copies = Simulators(config.simulator, addresses, 0, "", "", deadline, report, work.failed)
     work.copies = copies
+    # Copies learn about the end from the server before they are killed.
     try:
         while not work.over.wait(LOOK_SECONDS):
             watch(len(work.episodes.returns), work.steps())

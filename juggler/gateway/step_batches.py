@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -13,75 +12,12 @@ from numpy.typing import NDArray
 
 from juggler.gateway.row_layout import AgentInterface, SpaceLayout, check_rewards, read_infos
 from juggler.gateway.session_errors import Code, SessionError
-from juggler.gateway.sessions import GatewaySession, SessionAgent
+from juggler.gateway.sessions import AgentSteps, GatewaySession, SessionAgent, StepMessage
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.chunks import write_varint
 from juggler.runtime.wire.structures import put, take
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
-
-
-@dataclass(slots=True, eq=False)
-class AgentSteps:
-    """R rows of one agent of a session.
-
-    Most columns are lists, because arrays are built for the rows of many sessions at once.
-
-    Attributes:
-        agent: the agent.
-        batch: the batch that they came in.
-        environments: [R] their numbers in the session.
-        rewards: [R]
-        rewarded: indices of rows whose reward follows an action, if the session counts episodes or
-            has infos.
-        terminated: indices of rows where the episode ended.
-        truncated: indices of rows where the episode was cut off.
-        paused: indices of rows that need no action.
-        raw: bytes of each leaf of the observations.
-        final_raw: bytes of each leaf of the final observations.
-        final_rows: row indices of the final observations.
-        infos: [R, K] numbers of the last step; None: no numbers.
-        early: rewards from before the first action in an episode, with their indices.
-        begin: index of the first row among all rows that were read together.
-        finals: [K, ...] the last observations of the K truncated rows.
-        actions: bytes of each leaf of the actions so far.
-        acted: players and versions of the weights that chose them.
-        due: shares that have no actions yet.
-    """
-
-    agent: SessionAgent
-    batch: StepMessage
-    environments: list[int]
-    rewards: list[float]
-    rewarded: list[int]
-    terminated: list[int]
-    truncated: list[int]
-    paused: list[int]
-    raw: list[bytes]
-    final_raw: list[bytes]
-    final_rows: list[int]
-    infos: NDArray[np.float64] | None
-    early: list[tuple[int, float]]
-    begin: int = 0
-    finals: Any = None
-    actions: Sequence[Any] = ()
-    acted: list[tuple[str, Version]] = field(default_factory=list)
-    due: int = 0
-
-    @property
-    def rows(self) -> int:
-        """Number of rows, R."""
-        return len(self.environments)
-
-    @property
-    def index(self) -> int:
-        """Index of the agent."""
-        return self.agent.index
-
-    @property
-    def ended(self) -> list[int]:
-        """Indices of rows where the episode ended or was cut off."""
-        return [*self.terminated, *self.truncated]
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +91,7 @@ class PlayerRows:
         if self.rows is None and not self.paused:
             steps.actions = actions
             return True
+        # Several players act for these rows, so their bytes are merged.
         if not steps.actions:
             steps.actions = [bytearray(steps.rows * leaf.row_bytes) for leaf in layout.leaves]
         out = set(self.paused)
@@ -164,31 +101,6 @@ class PlayerRows:
                 size = leaf.row_bytes
                 whole[row * size : (row + 1) * size] = own[place * size : (place + 1) * size]
         return not steps.due
-
-
-@dataclass(slots=True, eq=False)
-class StepMessage:
-    """A batch of steps of a session's agents, from one message.
-
-    Attributes:
-        session: session of the simulator.
-        seq: number of the message.
-        parts: rows of different agents.
-        over: environments whose episodes end.
-        idle: by environment, rewards of agents that never acted in an ended episode.
-        began: environments whose next episodes begin, if the session counts episodes.
-        answers: actions of each part, by the index of its agent.
-        arrived: seconds of `time.perf_counter`.
-    """
-
-    session: GatewaySession
-    seq: int
-    parts: list[AgentSteps] = field(default_factory=list)
-    over: list[int] = field(default_factory=list)
-    idle: dict[int, float] = field(default_factory=dict)
-    began: list[int] = field(default_factory=list)
-    answers: dict[int, bytes] = field(default_factory=dict)
-    arrived: float = field(default_factory=time.perf_counter)
 
 
 def read_steps(session: GatewaySession, message: pb.StepBatch) -> StepMessage:
@@ -207,15 +119,10 @@ def read_steps(session: GatewaySession, message: pb.StepBatch) -> StepMessage:
         for rows in message.agents:
             agent = session.agents[rows.agent]
             batch.parts.append(_read_rows(session, agent, batch, rows))
+        # With several agents, an episode ends with the last of them.
         if session.episodes is not None:
             continuing = _environments_of(session, message.continuing)
-            batch.over, batch.began, early = session.episodes.follow(batch.parts, continuing)
-            if early is not None:
-                raise SessionError(
-                    Code.OUT_OF_ORDER,
-                    f"{session.agents[early[0]].at(early[1])} acts, and has ended in this episode: "
-                    "pause it until all agents that act there have ended",
-                )
+            batch.over, batch.began = session.episodes.follow(batch.parts, continuing)
             batch.idle = dict(message.idle_rewards)
             named = _environments_of(session, [*batch.idle])
             check_rewards([*batch.idle.values()], lambda at: f"environment {named[at]}")
@@ -245,6 +152,7 @@ def _read_rows(
     environments = _environments(agent, given)
     count = len(environments)
     _must_have(len(rows.rewards) or count, count, "rewards")
+    # Columns may be left out if they are all zero.
     rewards = list(rows.rewards) or [0.0] * count
     terminated = _flagged(rows.terminated, count, "terminated")
     truncated = _flagged(rows.truncated, count, "truncated")
@@ -253,6 +161,7 @@ def _read_rows(
         before = set(terminated)
         truncated = [at for at in truncated if at not in before]
         _check_ends(agent, environments, [*terminated, *truncated], paused)
+    # The order decides which fault of several a simulator reads about.
     check_rewards(rewards, lambda row: agent.at(environments[row]))
     early = _early(rows, count, agent, environments) if rows.early_rewards else []
     raw = layout.raw(rows.observations, count, "observations")
@@ -262,6 +171,7 @@ def _read_rows(
         batch,
         environments,
         rewards,
+        # Only books of several agents, and of infos, need these.
         [at for at, each in enumerate(environments) if agent.acted[each]]
         if session.episodes is not None or session.infos is not None
         else [],
@@ -303,6 +213,7 @@ def read_observations(
         steps.begin, begin = begin, begin + steps.rows
         if steps.paused:
             put(shown, np.add(steps.paused, steps.begin), interface.nothing)
+    # A bad row is replaced, so that it does not delay other simulators.
     refused: list[tuple[AgentSteps, SessionError]] = []
     while found := interface.checks.first_bad(shown):
         row, error = found
@@ -353,10 +264,12 @@ def split(part: AgentSteps, before: Sequence[str], after: Sequence[str]) -> list
             taken.setdefault(new if acts else old, []).append((row, ends, acts))
     if len(taken) == 1:
         return [whole(part, *taken)]
+    # Each player's rows have indices of their own.
     terminated = set(part.terminated)
     shares: list[PlayerRows] = []
     for player, rows in taken.items():
         over = [(at, row in terminated) for at, (row, ends, _) in enumerate(rows) if ends]
+        # Of the rows that end, only truncated ones have a last observation.
         share = PlayerRows(
             part,
             player,

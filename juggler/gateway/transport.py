@@ -218,6 +218,7 @@ class Transport:
         ports = _Ports(server)
         bound = bind(ports, address, token=self._token, tls=tls, insecure=insecure)
         self.loopbacks = [bind(ports, each, token=self._token) for each in self.loopbacks]
+        # All addresses are bound, so the first call finds everything ready.
         server.start()
         self._server = server
         self._expect()
@@ -285,6 +286,7 @@ class Transport:
             return
         self._expect()
         method = event.call_details.method.decode("utf-8", "replace")
+        # The token is checked before any message of the call is read.
         if (refusal := why_not_admitted(event.invocation_metadata, self._token)) is not None:
             self.listener.refused(_peer(event.call), refusal)
             self._finish(event.call, _status(cygrpc.StatusCode.unauthenticated, refusal))

@@ -17,7 +17,7 @@ import pytest
 
 from juggler import cli
 from juggler.cli import main
-from juggler.runtime.actors.attachment import AttachError, Attachment, new_incarnation
+from juggler.runtime.actors.attachment import AttachError, Attachment, Contact
 from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox, WorkerJoined
 from juggler.runtime.wire.v1 import attach_pb2
 
@@ -324,4 +324,4 @@ def test_who_asks_a_learner_for_the_status_is_told_that_it_is_no_driver(
 
 def test_a_worker_that_dials_a_learner_is_told_that_it_is_no_driver(learner: str) -> None:
     with pytest.raises(AttachError, match=f"^the server at {learner} is not a driver"):
-        Attachment(learner, "worker", -1, new_incarnation(), Mailbox())
+        Attachment(Contact(learner), "worker", Mailbox())

@@ -192,7 +192,7 @@ def test_what_connectors_have_learned_goes_with_the_weights() -> None:
             world.ask(100)
             moments = Moments(np.array(9.0), np.arange(3.0), np.full(3, 36.0))
             assert world.player is not None
-            world.player.learn_from_others({"mean_std_filter": moments.to_tree()})
+            world.player.policy.connectors.set_state({"mean_std_filter": moments.to_tree()})
             world.use(0.4, Version(1, 1))
             session.pull()
             for i in range(5):

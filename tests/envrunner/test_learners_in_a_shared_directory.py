@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from juggler.envrunner.learner_streams import LearnerStreams
-from juggler.runtime.actors.worker import Contact
+from juggler.runtime.actors.attachment import Contact
 from juggler.runtime.streams.shared_directory import learner_socket
 from juggler.runtime.streams.sharing import MemorySocket
 from juggler.runtime.wire.v1 import training_pb2

@@ -19,9 +19,8 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.envrunner_worker import EnvRunner
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.sampling_worker import Deliveries
-from juggler.runtime.actors.attachment import Attachment, Detached
+from juggler.runtime.actors.attachment import Attachment, Contact, Detached
 from juggler.runtime.actors.hub import Mailbox
-from juggler.runtime.actors.worker import Contact
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.v1 import training_pb2
 

@@ -16,7 +16,7 @@ from support.gateway_world import (
 )
 
 from juggler.client import GatewayError
-from juggler.gateway.connection_log import ConnectionLog, address_of
+from juggler.gateway.session_manager import ConnectionLog, address_of
 from juggler.gateway.sessions import Sessions
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 

@@ -11,8 +11,8 @@ from google.protobuf import any_pb2
 from support.gateway_world import GatewayWorld, eventually
 
 from juggler.driver.workers.worker_events import read
-from juggler.gateway import session_episodes
-from juggler.gateway.session_episodes import MOST_UNREPORTED
+from juggler.gateway import sessions
+from juggler.gateway.sessions import MOST_UNREPORTED
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -59,11 +59,11 @@ def test_of_more_episodes_than_a_driver_takes_the_newest_are_told_and_the_simula
 
 
 def test_episodes_of_several_agents_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_episodes, "MOST_UNREPORTED", 3)
+    monkeypatch.setattr(sessions, "MOST_UNREPORTED", 3)
     ended = [(float(k), 1) for k in range(5)]
-    assert session_episodes.forget_oldest(ended) == 2
+    assert sessions.forget_oldest(ended) == 2
     assert ended == [(2.0, 1), (3.0, 1), (4.0, 1)]
-    assert session_episodes.forget_oldest(ended) == 0
+    assert sessions.forget_oldest(ended) == 0
 
 
 def test_returns_fit_the_receipt_whatever_finite_rewards_a_simulator_gives() -> None:

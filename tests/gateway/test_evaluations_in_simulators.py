@@ -291,6 +291,34 @@ def test_all_agents_play_an_episode_of_an_evaluation_with_the_checkpoint(
     assert set(counted[1:]) <= {3 * (k + 0.5) for k in range(8, len(acted))}
 
 
+def test_a_frozen_module_whose_first_agent_comes_in_an_evaluation_does_not_explore(
+    make_world: Callable[..., AgentsWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explored: list[bool] = []
+    act = Actor.act
+
+    def noted(self: Actor, *given: Any, **named: Any) -> Any:
+        explored.append(named.get("explore", True))
+        return act(self, *given, **named)
+
+    played_by = {"row": "main", "column": "old"}
+    world = make_world(played_by, frozen={"old": weights_for(2)}, environments=2)
+    world.connect("row").close()  # tells the spaces of main, and none of old
+    world.begin()
+    have_played(world, 1, episodes=2)
+    have_played(world, 1, episodes=2)  # waits for the first one
+    eventually(lambda: world.runner._server.manager.evaluations.running)
+    assert "old" not in world.runner._players
+    monkeypatch.setattr(Actor, "act", noted)
+    for _ in range(2):
+        rounds(world, 3)
+        done = world.driver.hear(training_pb2.Evaluation)
+        modules = {(each.agent, each.module_id): len(each.returns) for each in done.agent_returns}
+        assert modules == {("row", "main"): 2, ("column", "old"): 2}
+    # By evaluation, episode, agent and step: each action of these without exploration.
+    assert explored.count(False) == 2 * 2 * 2 * 3
+
+
 def test_an_episode_of_several_agents_that_takes_too_long_counts_as_it_is(
     make_world: Callable[..., AgentsWorld],
 ) -> None:

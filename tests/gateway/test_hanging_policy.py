@@ -12,7 +12,7 @@ from typing import Any
 from support.gateway_world import GatewayWorld, RawSimulator, TinyPolicy, eventually, steps_of
 
 from juggler.gateway.gateway_worker import policy_in
-from juggler.runtime.actors.attachment import Attachment, new_incarnation
+from juggler.runtime.actors.attachment import Attachment, Contact
 from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox, WorkerLeft
 
 
@@ -34,7 +34,7 @@ def attached(directory: Path, events: Mailbox[Any]) -> Iterator[Attachment]:
     )
     hub = Hub(settings, events)
     (address,) = hub.start([f"unix:{directory}/hub"])
-    attachment = Attachment(address, "envrunner", -1, new_incarnation(), Mailbox())
+    attachment = Attachment(Contact(address), "envrunner", Mailbox())
     attachment.held_up_by = policy_in
     try:
         yield attachment

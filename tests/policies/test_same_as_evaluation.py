@@ -21,8 +21,9 @@ from juggler.envrunner.environments.vector import make_vector_env, reset_environ
 from juggler.envrunner.envrunner_worker import EnvRunner
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.policies.policy import Policy
+from juggler.runtime.actors.attachment import Contact
 from juggler.runtime.actors.hub import Mailbox
-from juggler.runtime.actors.worker import Contact, to_json
+from juggler.runtime.actors.worker import to_json
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.checkpoints.weights import playing_trees
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version

@@ -277,7 +277,7 @@ def fuzzed_gateway(rng: random.Random, several: bool) -> Iterator[FuzzedGateway]
     """
     time = FakeTime()
     with ExitStack() as stack:
-        for module in (gateway_server, module_player, recordings, sessions, step_batches):
+        for module in (gateway_server, module_player, recordings, sessions):
             stack.enter_context(patch.object(module, "time", time))
         stack.enter_context(patch.object(module_player, "STALL_SECONDS", STALL_SECONDS))
         stack.enter_context(patch.object(recordings, "Publisher", InstantPublisher))

@@ -38,9 +38,9 @@ from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.attachment import Attachment, Contact
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.actors.worker import Contact, to_json
+from juggler.runtime.actors.worker import to_json
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.episodes.batch import EpisodeBatch

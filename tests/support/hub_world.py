@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from juggler.runtime.actors.attachment import Attachment, new_incarnation
+from juggler.runtime.actors.attachment import Attachment, Contact
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox
 from juggler.runtime.actors.tls import Tls, read_tls
@@ -31,8 +31,9 @@ class World:
 
     def attach(self, role: str = "worker", index: int = -1, **options: Any) -> Attachment:
         inbox: Mailbox[Any] = options.pop("inbox", Mailbox())
-        incarnation = options.pop("incarnation", new_incarnation())
-        attachment = Attachment(self.address, role, index, incarnation, inbox, **options)
+        own = {name: options.pop(name) for name in ("incarnation", "devices") if name in options}
+        contact = Contact(self.address, index, **options)
+        attachment = Attachment(contact, role, inbox, **own)
         self._attachments.append(attachment)
         return attachment
 

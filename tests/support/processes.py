@@ -40,9 +40,9 @@ def have_jugglers_forkserver() -> None:
         end_forkserver()
     processes.warm_up()
     # It answers once it has imported what workers need.
-    process = processes.start(processes.WorkerProgram("time:sleep", 0.0), "warm")
+    process = processes.WorkerProgram("time:sleep", 0.0).start("warm")
     process.join()
-    processes.ended(process)
+    processes.WorkerProgram.ended(process)
 
 
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, quarantine_after=3)

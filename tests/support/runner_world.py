@@ -20,11 +20,17 @@ from juggler.driver.checkpoint.snapshots import restores
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.envrunner_worker import EnvRunner
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup, may_play
-from juggler.runtime.actors.attachment import Attachment, BusyThreads, Detached, ReceivedCommand
+from juggler.runtime.actors.attachment import (
+    Attachment,
+    BusyThreads,
+    Contact,
+    Detached,
+    ReceivedCommand,
+)
 from juggler.runtime.actors.credentials import CallMetadata, why_refused
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.actors.hub import Mailbox
-from juggler.runtime.actors.worker import Contact, to_json
+from juggler.runtime.actors.worker import to_json
 from juggler.runtime.checkpoints.weights import tree_digest
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version

@@ -39,9 +39,9 @@ from juggler.learner.learner import Learner
 from juggler.learner.process import hosted_module as membership
 from juggler.learner.process.hosted_module import HostedModule, Membership
 from juggler.runtime.actors import attachment, hub
-from juggler.runtime.actors.attachment import AttachError
+from juggler.runtime.actors.attachment import AttachError, Contact
 from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox, WorkerLeft
-from juggler.runtime.actors.worker import CommandLoop, Contact
+from juggler.runtime.actors.worker import CommandLoop
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.streams.weights import Weights
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2

@@ -27,7 +27,7 @@ from typing import Any
 import grpc
 
 from juggler.runtime.actors import hub
-from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.attachment import Attachment, Contact
 from juggler.runtime.actors.calls import CallEnd
 from juggler.runtime.wire.v1 import attach_pb2
 
@@ -518,12 +518,10 @@ class Worker:
             return self.line
 
         return Attachment(
-            "simulated",
+            Contact("simulated", self.index, local=True),
             self.role,
-            self.index,
-            self.incarnation,
             inbox,
-            local=True,
+            incarnation=self.incarnation,
             data_addresses=(f"unix:{self.incarnation}",),
             connect=connect,
         )

@@ -21,10 +21,10 @@ from juggler.learner.process import hosted_module
 from juggler.learner.process.hosted_module import HostedModule
 from juggler.learner.process.learner_program import LearnerProgram, LearnerSetup, ModuleSetup
 from juggler.learner.process.learner_worker import LearnerServer, LearnerWorker
-from juggler.runtime.actors.attachment import Detached, ReceivedCommand
+from juggler.runtime.actors.attachment import Contact, Detached, ReceivedCommand
 from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.hub import Mailbox
-from juggler.runtime.actors.worker import Contact, to_json
+from juggler.runtime.actors.worker import to_json
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig

@@ -15,6 +15,7 @@ from juggler.envrunner.envrunner_program import (
     GatewayAddress,
 )
 from juggler.learner.process.learner_program import LEARNER, LearnerProgram
+from juggler.runtime.actors.attachment import Contact
 from juggler.runtime.actors.hub import Mailbox
 from juggler.runtime.actors.processes import (
     WorkerProgram,
@@ -25,7 +26,6 @@ from juggler.runtime.actors.processes import (
 from juggler.runtime.actors.resources import seconds_used
 from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
 from juggler.runtime.actors.temporary import HeldDirectory, multiprocessings_is_there
-from juggler.runtime.actors.worker import Contact
 from juggler.runtime.streams.shared_directory import remove_abandoned
 
 #: An environment that fails from time to time costs a restart. An environment that repeatedly

@@ -106,6 +106,7 @@ class WorldStream:
                 await self.leave()
                 if not error.unavailable:
                     raise
+                # A simulator may start after the run, or restart during it.
                 spent = time.monotonic() - started
                 if spent + pause > self._options.connect_seconds:
                     raise await self._out_of_reach(error, spent) from None
@@ -241,6 +242,7 @@ class WorldStream:
             ) from None
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
             raise await self._lost() from None
+        # The end of a stream may also be its server's normal end.
         if reply is grpc.aio.EOF:
             raise await self._lost()
         try:
@@ -250,6 +252,7 @@ class WorldStream:
                 f"the reply to {kind} is no message of dm_env_rpc v1 ({len(reply)} bytes, from "
                 f"{reply[:16].hex(' ')}): is another service there?"
             ) from None
+        # Each request has exactly one reply, in order.
         answer = response.WhichOneof("payload")
         if answer == "error":
             code = response.error.code
@@ -356,6 +359,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
         except BaseException:
             self.close()
             raise
+        # Steps copy replies into these arrays, and allocate nothing.
         interface = self._agents[0].interface
         self.single_observation_space = interface.observations.space
         self.single_action_space = interface.actions.space

@@ -279,6 +279,7 @@ class TensorLayout:
         leaves = [spec.space(what) for spec in specs]
         if len(specs) == 1:
             return cls(what, leaves[0], tuple(specs), ((),))
+        # The periods in names are the protocol's levels of a Dict.
         paths = tuple(tuple(spec.name.split(".")) for spec in specs)
         space: dict[str, Any] = {}
         for spec, path, leaf in zip(specs, paths, leaves, strict=True):
@@ -389,6 +390,7 @@ class WorldInterface:
         for spec in signal_specs:
             if spec.size != 1:
                 raise SimulatorError(f"{spec.name!r} must be one number, not {list(spec.shape)}")
+        # One reply has all of them, within gRPC's size limit.
         seen = chosen(specs.observations, options.observations, signals, "observation")
         if (size := sum(spec.size * spec.dtype.itemsize for spec in seen)) > MAX_MESSAGE_BYTES:
             raise SimulatorError(f"its observations have {size} bytes, over {MAX_MESSAGE_BYTES}")

@@ -88,7 +88,8 @@ def _role(
         )
         raise ValueError(
             f"the module {module_id!r} plays agents with different spaces ({differing}): give each "
-            "kind of agent a module of its own, or set pad_agents = true"
+            "kind of agent a module of its own, or pad the spaces: with pad_agents = true, or, in "
+            "a run with a gateway, in the environment itself"
         )
     ((number, group),) = within
     return Role(module_id, agents, number, group)

@@ -9,8 +9,8 @@ from typing import Any
 
 from gymnasium import Space
 
+from juggler.runtime.actors.attachment import Contact
 from juggler.runtime.actors.resources import usable_cores
-from juggler.runtime.actors.worker import Contact
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.near_matches import all_of, one_of
 from juggler.runtime.wire.spaces import space_from_message

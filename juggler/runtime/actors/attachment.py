@@ -12,18 +12,18 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Protocol, Self
+from typing import Self
 
 import grpc
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
 from juggler.runtime.actors.calls import CallEnd, ClientStream
-from juggler.runtime.actors.credentials import CallMetadata, bearer
+from juggler.runtime.actors.credentials import bearer
 from juggler.runtime.actors.endpoints import (
     PROTOCOL_VERSION,
     EndpointError,
@@ -31,7 +31,16 @@ from juggler.runtime.actors.endpoints import (
     no_driver,
     wait_until_ready,
 )
-from juggler.runtime.actors.hub import ATTACH_METHOD, REASON_KEY, REPLACED, RUN_OVER, Mailbox
+from juggler.runtime.actors.health import Health
+from juggler.runtime.actors.hub import (
+    ATTACH_METHOD,
+    REASON_KEY,
+    REPLACED,
+    RUN_OVER,
+    Mailbox,
+    one_line,
+)
+from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.resources import resident_bytes, thread_waited
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.user_tracebacks import place_of, traceback_of
@@ -147,10 +156,6 @@ class Detached:
         return cls(str(failure), failure)
 
 
-def new_incarnation() -> str:
-    return secrets.token_hex(8)
-
-
 def explains_itself(error: BaseException) -> bool:
     """Return whether an exception is clear without its traceback.
 
@@ -171,7 +176,9 @@ def describe(error: BaseException) -> attach_pb2.Failure:
         line = f"{type(error).__name__}: {line}{place_of(error)}"
     rest = getattr(error, "traceback", "") or rest
     lasting = getattr(error, "lasting", False) is True
-    return attach_pb2.Failure(message=_fitting(line), traceback=_fitting(rest), lasting=lasting)
+    return attach_pb2.Failure(
+        message=one_line(_fitting(line)), traceback=_fitting(rest), lasting=lasting
+    )
 
 
 def _fitting(text: str) -> str:
@@ -181,44 +188,60 @@ def _fitting(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-class WorkerStream(Protocol):
-    """The worker's end of its stream."""
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """A worker's way to reach its driver.
 
-    def wake(self) -> None:
-        """Check for messages to send; may be called in any thread."""
+    Attributes:
+        address: of the driver, "host:port" or "unix:path".
+        index: of the worker in its role; -1 lets the driver choose.
+        token: the token that it shows on all of its streams, and expects.
+        tls: of its host, for everything it dials or listens to over TCP; None: no TLS.
+        local: the worker shares the driver's file system; its Unix sockets are in `socket_dir`.
+        health: health of its process, if probes have their own server.
+        reattach_seconds: how long to wait for a driver that is lost, or has no room; 0: no wait.
+        predecessor: this process's incarnation before it lost the driver, or "".
+        log: log of the process; None: a new one.
+    """
 
-    def close(self) -> None:
-        """End the stream. Idempotent."""
+    address: str
+    index: int = -1
+    token: str = field(default="", repr=False)
+    tls: Tls | None = None
+    run_id: str = ""
+    local: bool = False
+    socket_dir: str = ""
+    timeout: float = 20.0
+    health: Health | None = None
+    reattach_seconds: float = 0.0
+    predecessor: str = ""
+    log: WorkerLog | None = None
 
 
-#: Opens a stream, given a source of messages to send, and callbacks for received messages and for
-#: the end of the stream. These are called in the stream's own threads.
-Connect = Callable[
-    [Callable[[], bytes | None], Callable[[bytes], None], Callable[[CallEnd], None]], WorkerStream
-]
+class WorkerStream:
+    """The worker's end of its stream.
 
-
-class _AttachCall:
-    """The stream of a gRPC call.
+    Attributes:
+        wake: checks for messages to send; any thread may call it.
+        close: ends the stream. Idempotent.
 
     Raises:
-        EndpointError: nothing answers at `address`.
+        EndpointError: nothing answers at the driver's address.
     """
 
     def __init__(
         self,
-        address: str,
-        metadata: CallMetadata,
-        tls: Tls | None,
-        timeout: float,
+        contact: Contact,
         report: Callable[[str], None],
         next_message: Callable[[], bytes | None],
         received: Callable[[bytes], None],
         ended: Callable[[CallEnd], None],
     ) -> None:
+        address, tls = contact.address, contact.tls
+        metadata = bearer(contact.token) if contact.token else ()
         channel = dial(address, tls)
         try:
-            wait_until_ready(channel, address, "driver", timeout, tls, report)
+            wait_until_ready(channel, address, "driver", contact.timeout, tls, report)
         except EndpointError:
             channel.close()
             raise
@@ -226,6 +249,13 @@ class _AttachCall:
             channel, ATTACH_METHOD, metadata, next_message, received, ended, "attach-receive"
         )
         self.wake, self.close = stream.wake, channel.close
+
+
+#: Opens a stream, given a source of messages to send, and callbacks for received messages and for
+#: the end of the stream. These are called in the stream's own threads.
+Connect = Callable[
+    [Callable[[], bytes | None], Callable[[bytes], None], Callable[[CallEnd], None]], WorkerStream
+]
 
 
 class Attachment:
@@ -242,37 +272,37 @@ class Attachment:
 
     def __init__(
         self,
-        address: str,
+        contact: Contact,
         role: str,
-        index: int,
-        incarnation: str,
         inbox: Mailbox[ReceivedCommand | Detached],
         *,
-        token: str = "",
-        tls: Tls | None = None,
-        run_id: str = "",
-        predecessor: str = "",
+        incarnation: str = "",
         devices: Sequence[str] = (),
         data_addresses: Sequence[str] = (),
-        local: bool = False,
-        timeout: float = 20.0,
         report: Callable[[str], None] = lambda _: None,
         connect: Connect | None = None,
     ) -> None:
         """Dial the driver and attach.
 
         Args:
+            contact: of this worker.
+            role: of this worker.
+            inbox: gets the commands.
+            incarnation: of this worker; "": a new one.
+            devices: names of its devices.
+            data_addresses: addresses at which it listens for other workers.
             report: called with a line every few seconds without an answer.
-            connect: opens the stream; None: `address` is dialled.
+            connect: opens the stream; None: the driver is dialed.
 
         Raises:
-            EndpointError: no server answers at `address`.
+            EndpointError: no server answers at the driver's address.
             DriverBusy: the driver has no room for this worker now, or does not answer.
             AttachError: the driver refused this worker.
         """
-        self.incarnation = incarnation
+        self.incarnation = incarnation or secrets.token_hex(8)
         self.device_bytes: Callable[[], int] = int
         self.held_up_by: Callable[[FrameType], str] = _unknown_policy
+        # Set before the stream opens, because its threads use them at once.
         self._inbox = inbox
         self._over = threading.Event()
         self._first: SimpleQueue[attach_pb2.ToWorker | CallEnd] = SimpleQueue()
@@ -280,27 +310,28 @@ class Attachment:
         self._greeting = threading.Lock()
         self._threads = BusyThreads()
         self._begun: set[int] = set()  # commands whose last answer is still due
+        # The driver refuses other versions, and replaces an older incarnation with this index.
         hello = attach_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
             role=role,
-            index=index,
-            incarnation=incarnation,
-            run_id=run_id,
-            predecessor=predecessor,
-            token=token,
+            index=contact.index,
+            incarnation=self.incarnation,
+            run_id=contact.run_id,
+            predecessor=contact.predecessor,
+            token=contact.token,
             host=socket.gethostname(),
             pid=os.getpid(),
             devices=devices,
             data_addresses=data_addresses,
-            local=local,
+            local=contact.local,
         )
+        # Queued before the stream opens, because a hello has to be the first message.
         self._outbox = deque([attach_pb2.FromWorker(hello=hello)])
-        metadata = bearer(token) if token else ()
-        connect = connect or partial(_AttachCall, address, metadata, tls, timeout, report)
+        connect = connect or partial(WorkerStream, contact, report)
         self._stream = connect(self._next_message, self._received, self._ended)
         try:
             self._stream.wake()
-            self.welcome = self._handshake(address)
+            self.welcome = self._handshake(contact.address)
             threading.Thread(target=self._beat_or_end, name="attach-heartbeat", daemon=True).start()
         except AttachError:
             self.close()
@@ -394,6 +425,7 @@ class Attachment:
                         f"for {WELCOME_SECONDS:.0f} s: it is stopped, or is not a driver"
                     ) from None
             first = self._first.get()
+        # Only a driver that is busy, or has just ended, is worth another attempt.
         if isinstance(first, CallEnd):
             if first.code is grpc.StatusCode.OK:
                 raise AttachError(f"the driver at {address} closed the stream without a word")
@@ -445,6 +477,7 @@ class Attachment:
             now = time.monotonic()
             self._threads.add_suspension(max(0.0, now - due))  # if the heartbeat is late
             due = now + interval
+            # The limit is a setting of the driver, so a worker only reports how long it is stuck.
             stuck, thread = self._threads.longest()
             heartbeat = attach_pb2.Heartbeat(
                 seconds_since_progress=stuck,

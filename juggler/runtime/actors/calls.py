@@ -26,14 +26,17 @@ class FirstAnswer:
     A server of this package sends its initial metadata as soon as it has admitted a call.
 
     Args:
-        channel: of the call, which is about to be made.
+        channel: of the call.
+
+    Attributes:
+        why_not: why the channel was closed; "": an answer came, or may still come.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
+        self.why_not = ""
         self._channel = channel
         self._lock = threading.Lock()
         self._over = False
-        self._gave_up = False
         self._timer = Timer(FIRST_ANSWER_SECONDS, self._give_up)
         self._timer.daemon = True
         self._timer.start()
@@ -44,22 +47,12 @@ class FirstAnswer:
             self._over = True
         self._timer.cancel()
 
-    @property
-    def why_not(self) -> str:
-        """Explain why the channel was closed without an answer.
-
-        "": an answer came, or may still come.
-        """
-        with self._lock:
-            if not self._gave_up:
-                return ""
-        return f"the learner gave no answer for {FIRST_ANSWER_SECONDS:.0f} s"
-
     def _give_up(self) -> None:
         with self._lock:
             if self._over:
                 return
-            self._over = self._gave_up = True
+            self._over = True
+            self.why_not = f"the learner gave no answer for {FIRST_ANSWER_SECONDS:.0f} s"
         self._channel.close()
 
 
@@ -94,8 +87,8 @@ class ClientStream:
         received: called with each message, in the thread. An exception ends the call.
         ended: called once, in the thread, with the end of the call.
         name: of the thread.
-        answered: called once, in the thread, before any message: the server has admitted the call,
-            or ended it.
+        must_answer: the channel is closed unless the server answers in time. The end then has the
+            code DEADLINE_EXCEEDED.
     """
 
     def __init__(
@@ -107,10 +100,11 @@ class ClientStream:
         received: Callable[[bytes], None],
         ended: Callable[[CallEnd], None],
         name: str,
-        answered: Callable[[], None] = lambda: None,
+        must_answer: bool = False,
     ) -> None:
         self._next_message = next_message
-        self._received, self._ended, self._answered = received, ended, answered
+        self._received, self._ended = received, ended
+        self._timed = channel if must_answer else None
         self._changed = threading.Condition()
         self._woken = self._over = False
         self._error: BaseException | None = None  # raised by `next_message`
@@ -146,10 +140,13 @@ class ClientStream:
                 self._woken = False
 
     def _run(self) -> None:
-        why = ""
+        why, first = "", None
         try:
+            # Here, so that no timer is left when this thread cannot be started.
+            first = None if self._timed is None else FirstAnswer(self._timed)
             self._call.initial_metadata()  # waits for it
-            self._answered()
+            if first is not None:
+                first.answered()
             for message in self._call:
                 self._received(message)
         except grpc.RpcError:
@@ -157,8 +154,14 @@ class ClientStream:
         except BaseException as error:
             self._error = error
             self._call.cancel()
+        # gRPC would only report that this end cancelled the call.
         why = why if self._error is None else UNUSABLE
-        self._ended(CallEnd(why, self._call.code(), tuple(self._call.trailing_metadata() or ())))
+        end = CallEnd(why, self._call.code(), tuple(self._call.trailing_metadata() or ()))
+        if first is not None:
+            first.answered()
+            if first.why_not:
+                end = end._replace(why=first.why_not, code=grpc.StatusCode.DEADLINE_EXCEEDED)
+        self._ended(end)
         if self._error is not None:
             raise self._error
 

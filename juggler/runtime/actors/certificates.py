@@ -45,10 +45,12 @@ def make_certificates(directory: Path, hosts: Sequence[str], days: float) -> lis
     names = x509.SubjectAlternativeName(
         [_general_name(host) for host in dict.fromkeys([*hosts, *_LOOPBACK])]
     )
+    # Nothing is overwritten: other hosts may already use these files.
     paths = [directory / name for name in (AUTHORITY, CERTIFICATE, KEY, TOKEN)]
     for path in paths:
         if path.exists():
             raise FileExistsError(f"{path} already exists: choose another directory")
+    # The authority signs one certificate and is then forgotten, so no key can sign another one.
     signing, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     signed_by = x509.SubjectKeyIdentifier.from_public_key(signing.public_key())
     authority = (
@@ -58,6 +60,7 @@ def make_certificates(directory: Path, hosts: Sequence[str], days: float) -> lis
         .add_extension(signed_by, critical=False)
     )
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    # One certificate for both ends: every process is a server and a client.
     certificate = (
         _begun("Juggler", own.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -69,6 +72,7 @@ def make_certificates(directory: Path, hosts: Sequence[str], days: float) -> lis
             critical=False,
         )
     )
+    # The key has no passphrase, because workers start unattended.
     contents = [
         *(
             each.sign(signing, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -81,6 +85,7 @@ def make_certificates(directory: Path, hosts: Sequence[str], days: float) -> lis
         ),
         f"{secrets.token_hex(32)}\n".encode(),
     ]
+    # Files are created with their final modes: a key must never be readable by other users.
     directory.mkdir(parents=True, exist_ok=True)
     for path, content in zip(paths, contents, strict=True):
         mode = 0o600 if path.name in (KEY, TOKEN) else 0o644

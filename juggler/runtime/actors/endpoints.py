@@ -140,12 +140,14 @@ def bind(
                 f"cannot listen at {address}: choose a path of less than 108 bytes in a directory "
                 "that exists, and in which this user may write"
             ) from error
+        # gRPC replaces an existing socket, so a second server would cut off the first one.
         if taken:
             raise EndpointError(
                 f"cannot listen at {address}: another process listens there. Choose another path, "
                 "or stop that process"
             )
         return address
+    # From here on, other machines may be able to reach the address.
     host, port = split_address(address)
     if not insecure and not is_loopback(host):
         _must_be_protected(address, token, tls)
@@ -273,6 +275,7 @@ def wait_until_ready(
         try:
             return ready.result(timeout=min(left, _LOOK_SECONDS))
         except grpc.FutureTimeoutError:
+            # gRPC does not report why TLS fails, so a second connection finds out.
             before, refused = refused, why_not_secure(address, peer, tls)
             if refused and refused == before:  # a single refusal may be a server that just ended
                 raise EndpointError(refused) from None

@@ -51,11 +51,13 @@ def add_reflection(server: Any, services: Sequence[str]) -> None:
         raise EndpointError(
             f"--reflection needs a library that is not installed: {installing('reflection')}"
         ) from None
+    # A driver's server is on asyncio, a learner's has threads.
     names = [*services, reflection.SERVICE_NAME]
     of_asyncio = isinstance(server, grpc.aio.Server)
     servicer: Any = (reflection.aio if of_asyncio else reflection).ReflectionServicer(names)
     answers, strangers = servicer.ServerReflectionInfo, Strangers(_MOST_ASKING)
 
+    # Calls show no token, so only a few may be open at once.
     def bounded(requests: Any, context: Any) -> Any:
         with strangers.visit(context.cancel):
             yield from answers(requests, context)
@@ -271,6 +273,7 @@ def check_health(address: str, service: str, tls: Tls | None, timeout: float) ->
         request = health_pb2.HealthCheckRequest(service=service)
         ask = health_pb2_grpc.HealthStub(channel).Check
         while True:
+            # Other calls without a token may have crowded out the last one.
             left = max(deadline - time.monotonic(), 0.0)
             try:
                 answer = ask(request, timeout=left)

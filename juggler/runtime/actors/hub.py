@@ -170,16 +170,6 @@ def read_message(raw: bytes) -> attach_pb2.FromWorker:
     message = _parsed(raw)
     if message.HasField("hello"):
         raise ProtocolViolation("sent a second hello")
-    for reply in message.replies:
-        if reply.HasField("failure"):
-            reply.failure.message = one_line(reply.failure.message)
-    if message.HasField("heartbeat"):
-        message.heartbeat.held_up_by = one_line(message.heartbeat.held_up_by)
-    if message.HasField("farewell"):
-        farewell = message.farewell
-        farewell.reason = one_line(farewell.reason)
-        if farewell.HasField("failure"):
-            farewell.failure.message = one_line(farewell.failure.message)
     return message
 
 
@@ -208,6 +198,7 @@ def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> att
         raise ProtocolViolation("the first message must be a hello with an incarnation")
     if not same_token(hello.token, token):
         raise ProtocolViolation(WITHOUT_TOKEN)
+    # A sender with the token may learn about this run, to correct its configuration.
     if hello.protocol_version != PROTOCOL_VERSION:
         raise ProtocolViolation(
             f"this driver speaks protocol version {PROTOCOL_VERSION}, the worker "
@@ -295,22 +286,33 @@ class HubSettings:
     services: tuple[Service, ...] = ()  # further services of its server
 
 
-class AttachStream(Protocol):
+class AttachStream:
     """The driver's end of a worker's stream.
+
+    Args:
+        context: of the gRPC call.
+        token: of the run.
 
     Attributes:
         local: it uses a Unix socket.
         known: it showed the run's token when it opened, or is local.
     """
 
-    local: bool
-    known: bool
+    def __init__(self, context: Any, token: str) -> None:
+        self.local = context.peer().startswith("unix:")
+        metadata = context.invocation_metadata() or ()
+        shown = bool(token) and why_not_admitted(metadata, token) is None
+        self.known = self.local or shown
+        self._context = context
 
     async def receive(self) -> bytes | None:
         """Return the next message; None: the worker has ended its side."""
+        message = await self._context.read()
+        return None if message is grpc.aio.EOF else message
 
     async def send(self, message: attach_pb2.ToWorker) -> None:
         """Send a message after the earlier ones."""
+        await self._context.write(message)
 
     def end(self, why: str, reason: str = "", code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
         """Set the status with which the stream ends.
@@ -320,6 +322,11 @@ class AttachStream(Protocol):
             reason: for the worker; "": it already knows it.
             code: of the stream's status.
         """
+        if reason:
+            self._context.set_trailing_metadata(((REASON_KEY, reason.encode()),))
+        if code is not grpc.StatusCode.OK:
+            self._context.set_code(code)
+            self._context.set_details(why)
 
 
 class Hub:
@@ -432,6 +439,7 @@ class Hub:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, {method: handler}),)
         )
+        # Services are complete before an address is bound: no call may come too early.
         for each in self._settings.services:
             await each.add_to(self._server)
         token, tls = self._settings.token, self._settings.tls
@@ -453,7 +461,7 @@ class Hub:
             await self._server.stop(grace=0.5)
 
     async def _attach(self, _: Any, context: Any) -> None:
-        await self.serve(_AttachStreamCall(context, self._settings.token))
+        await self.serve(AttachStream(context, self._settings.token))
 
     async def serve(self, stream: AttachStream) -> None:
         """Admit a worker, and carry its messages until its stream ends."""
@@ -467,6 +475,7 @@ class Hub:
             return
         if worker is None:
             return
+        # Registered before the event, because the driver may send commands at once.
         connection = WorkerConnection(worker, asyncio.Event(), handler.cancel, time.monotonic())
         self._connections[worker.worker_id] = connection
         welcome = attach_pb2.Welcome(
@@ -520,6 +529,7 @@ class Hub:
         hello = read_hello(first, settings.token, settings.run_id, settings.roles)
         if len(self._connections) >= settings.max_workers:
             raise ProtocolViolation(f"this driver admits at most {settings.max_workers} workers")
+        # A worker that lost this driver gets its index back, and does not count as one more.
         index = self._index_for(hello)
         worker_id = f"{hello.role}-{index}"
         before = self._connections.get(worker_id)
@@ -532,6 +542,7 @@ class Hub:
             before.over = REPLACED
             before.cancel()
             self._leave(before, WorkerLeft(before.worker, before.over))  # before the new one joins
+        # A worker may call itself local, but only a Unix socket proves it.
         return Worker(
             worker_id=worker_id,
             incarnation=hello.incarnation,
@@ -596,6 +607,7 @@ class Hub:
                 events.put(WorkerReplied(worker, reply))
             for report in message.reports:
                 events.put(WorkerReported(worker, report))
+            # A worker measures its own progress, since it knows when its work began.
             if message.HasField("heartbeat"):
                 connection.heartbeat.CopyFrom(message.heartbeat)
                 stuck = message.heartbeat.seconds_since_progress
@@ -603,6 +615,7 @@ class Hub:
                     by = message.heartbeat.held_up_by
                     reason = f"hung{by and ' in '}{by}: no progress for {stuck:.0f} s"
                     return WorkerLeft(worker, reason, stack=message.heartbeat.stack)
+            # Nothing follows a farewell: the process ends by itself.
             if message.HasField("farewell"):
                 farewell = message.farewell
                 failure = farewell.failure if farewell.HasField("failure") else None
@@ -627,31 +640,6 @@ class Hub:
                     connection.over = f"no heartbeat for {silence:.0f} s"
                     connection.unresponsive = True
                     connection.cancel()
-
-
-class _AttachStreamCall:
-    """The stream of a gRPC call."""
-
-    def __init__(self, context: Any, token: str) -> None:
-        self.local = context.peer().startswith("unix:")
-        metadata = context.invocation_metadata() or ()
-        shown = bool(token) and why_not_admitted(metadata, token) is None
-        self.known = self.local or shown
-        self._context = context
-
-    async def receive(self) -> bytes | None:
-        message = await self._context.read()
-        return None if message is grpc.aio.EOF else message
-
-    async def send(self, message: attach_pb2.ToWorker) -> None:
-        await self._context.write(message)
-
-    def end(self, why: str, reason: str = "", code: grpc.StatusCode = grpc.StatusCode.OK) -> None:
-        if reason:
-            self._context.set_trailing_metadata(((REASON_KEY, reason.encode()),))
-        if code is not grpc.StatusCode.OK:
-            self._context.set_code(code)
-            self._context.set_details(why)
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -39,34 +39,25 @@ class WorkerLog:
     def __init__(self, role: str, log_format: LogFormat = "text") -> None:
         self.log_format: LogFormat = log_format
         self._ids = {"worker": role}
-        self._formatter = _JsonLines(self._ids) if log_format == "json" else _Text(self._ids)
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(self._formatter)
-        self._logger = logging.Logger(f"juggler {role}", logging.INFO)
-        self._logger.addHandler(handler)
 
     def identify(self, run_id: str, worker_id: str, incarnation: str) -> None:
         """Set run, worker and incarnation for later lines."""
         self._ids.update(run=run_id, worker=worker_id, incarnation=incarnation)
 
     def info(self, text: str) -> None:
-        self._logger.info("%s", text)
+        self._write(text, "info")
 
     def error(self, text: str) -> None:
-        self._logger.error("%s", text)
+        self._write(text, "error")
 
-
-class _Text(logging.Formatter):
-    def __init__(self, ids: Mapping[str, str]) -> None:
-        super().__init__()
-        self._ids = ids
-
-    def format(self, record: logging.LogRecord) -> str:
-        others = [f"{key} {value}" for key, value in self._ids.items() if key != "worker"]
-        where = f" ({', '.join(others)})" if others else ""
-        return f"juggler {self._ids['worker']}{where}: {record.getMessage()}"
-
-
-class _JsonLines(_Text):
-    def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(log_record(record.getMessage(), record.levelname.lower(), self._ids))
+    def _write(self, text: str, level: str) -> None:
+        if self.log_format == "json":
+            line = json.dumps(log_record(text, level, self._ids))
+        else:
+            others = [f"{key} {value}" for key, value in self._ids.items() if key != "worker"]
+            where = f" ({', '.join(others)})" if others else ""
+            line = f"juggler {self._ids['worker']}{where}: {text}"
+        # A process may have no stderr, or one without a reader. Its work is more important.
+        with suppress(AttributeError, OSError, ValueError):
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()

@@ -186,12 +186,45 @@ class WorkerProgram:
     argument: object
 
     def start(self, title: str) -> ForkServerProcess:
-        """As the function `start`."""
-        return start(self, title)
+        """Start a worker process that dies with this one.
 
-    def ended(self, process: ForkServerProcess) -> str:
-        """As the function `ended`."""
-        return ended(process)
+        It is not a daemon, because it may have children.
+
+        Call `ended` when it has ended.
+        """
+        words, its_end = multiprocessing.Pipe(duplex=False)
+        arguments = (self, title, its_end)
+        process = forkserver().Process(target=_run, args=arguments, name=title, daemon=False)
+        with _start_lock, hidden_main(), its_end, _ours_if_new():
+            start_forkserver()
+            process.start()
+            assert process.pid is not None
+            _workers[process.pid] = words
+        return process
+
+    @staticmethod
+    def ended(process: ForkServerProcess) -> str:
+        """Kill the descendants of a process that has ended for any reason.
+
+        Returns:
+            Its error message, if it could still send one.
+        """
+        assert process.pid is not None
+        # A start that waits for the forkserver may hold the lock until the forkserver and its
+        # descendants have ended.
+        if not _start_lock.acquire(timeout=_LOCK_SECONDS):
+            return ""
+        try:
+            words = _workers.pop(process.pid, None)
+            if _is_ours():
+                kill_children(forkserver_pid(), but=lambda: {*_workers, *_of_the_script()})
+        finally:
+            _start_lock.release()
+        if words is None:
+            return ""
+        with words, contextlib.suppress(EOFError, OSError):
+            return words.recv_bytes().decode() if words.poll() else ""
+        return ""
 
 
 def forkserver() -> ForkServerContext:
@@ -272,48 +305,6 @@ def release_forkserver() -> None:
         _sharing -= 1
         if not _sharing:
             cool_down()
-
-
-def start(program: WorkerProgram, title: str) -> ForkServerProcess:
-    """Start a worker process that dies with this one.
-
-    It is not a daemon, because it may have children.
-
-    Call `ended` when the process has ended.
-    """
-    words, its_end = multiprocessing.Pipe(duplex=False)
-    arguments = (program, title, its_end)
-    process = forkserver().Process(target=_run, args=arguments, name=title, daemon=False)
-    with _start_lock, hidden_main(), its_end, _ours_if_new():
-        start_forkserver()
-        process.start()
-        assert process.pid is not None
-        _workers[process.pid] = words
-    return process
-
-
-def ended(process: ForkServerProcess) -> str:
-    """Kill the descendants of a process that has ended for any reason.
-
-    Returns:
-        Its error message, if it could still send one.
-    """
-    assert process.pid is not None
-    # A start that waits for the forkserver may hold the lock until the forkserver and its
-    # descendants have ended.
-    if not _start_lock.acquire(timeout=_LOCK_SECONDS):
-        return ""
-    try:
-        words = _workers.pop(process.pid, None)
-        if _is_ours():
-            kill_children(forkserver_pid(), but=lambda: {*_workers, *_of_the_script()})
-    finally:
-        _start_lock.release()
-    if words is None:
-        return ""
-    with words, contextlib.suppress(EOFError, OSError):
-        return words.recv_bytes().decode() if words.poll() else ""
-    return ""
 
 
 def must_end(seconds: float = _LEAVE_SECONDS) -> None:

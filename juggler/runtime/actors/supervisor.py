@@ -303,6 +303,7 @@ class Supervisor:
                 }
             if self._closing.is_set():
                 return
+            # Without a due time, only the end of a process or a wake-up changes anything.
             timeout = None if next_due == math.inf else max(0.0, next_due - time.monotonic())
             for ready in wait([*running, self._wake_read], timeout):
                 if ready == self._wake_read:
@@ -318,6 +319,7 @@ class Supervisor:
                 if slot.process is not None and slot.kill_at <= now:
                     slot.kill_at = math.inf
                     slot.process.kill()
+            # Marked under the lock: `dismiss` must wait for the end of a process that is starting.
             due = [slot for slot in slots if slot.process is None and slot.due <= now]
             for slot in due:
                 slot.starting = True

@@ -141,6 +141,7 @@ def why_no_handshake(address: str, host: str, port: int, tls: Tls | None, peer: 
         raw = socket.create_connection((host, port), timeout=_PROBE_SECONDS)
     except OSError:
         return ""
+    # gRPC reports all failures alike, so the handshake is repeated here.
     with raw:
         try:
             _shake_hands(raw, host, tls)
@@ -151,6 +152,7 @@ def why_no_handshake(address: str, host: str, port: int, tls: Tls | None, peer: 
                 f"{error.verify_message.rstrip('.')}. It must be signed by the authority in "
                 f"{tls.directory}/{AUTHORITY} and name the host as it is dialed here"
             )
+        # The server refused, or does not speak TLS.
         except ssl.SSLError as error:
             return _refusal(error, address, tls, peer)
         except OSError:  # the server is silent, or hangs up
@@ -232,6 +234,7 @@ def _check(directory: Path) -> None:
                 f"the authority's certificate {directory / AUTHORITY} expired on "
                 f"{authority['notAfter']}: make a new directory with `juggler certs`"
             )
+    # A handshake in memory finds every fault that peers would find.
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, True)]
     try:
@@ -261,6 +264,7 @@ def _context(directory: Path, side: Any) -> ssl.SSLContext:
         context.load_verify_locations(directory / AUTHORITY)
     except ssl.SSLError as error:
         raise ValueError(f"{directory / AUTHORITY} is damaged: {error.reason or error}") from error
+    # OpenSSL's own texts name no file.
     try:
         context.load_cert_chain(directory / CERTIFICATE, directory / KEY)
     except ssl.SSLError as error:

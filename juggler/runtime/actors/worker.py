@@ -13,7 +13,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -26,19 +26,17 @@ from juggler.runtime.actors.attachment import (
     WELCOME_SECONDS,
     AttachError,
     Attachment,
+    Contact,
     Detached,
     DriverBusy,
     ReceivedCommand,
     describe,
-    new_incarnation,
 )
 from juggler.runtime.actors.endpoints import EndpointError
-from juggler.runtime.actors.health import Health
 from juggler.runtime.actors.hub import Mailbox
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.processes import must_end, set_title
 from juggler.runtime.actors.stop_signals import ProcessHandler
-from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import attach_pb2
 
 if TYPE_CHECKING:
@@ -98,36 +96,6 @@ def attempts(patience: float) -> Iterator[None]:
 
 
 M = TypeVar("M", bound=Message)
-
-
-@dataclass(frozen=True, slots=True)
-class Contact:
-    """A worker's way to reach its driver.
-
-    Attributes:
-        address: of the driver, "host:port" or "unix:path".
-        index: of the worker in its role; -1 lets the driver choose.
-        token: the token that it shows on all of its streams, and expects.
-        tls: of its host, for everything it dials or listens to over TCP; None: no TLS.
-        local: the worker shares the driver's file system; its Unix sockets are in `socket_dir`.
-        health: health of its process, if probes have their own server.
-        reattach_seconds: how long to wait for a driver that is lost, or has no room; 0: no wait.
-        predecessor: this process's incarnation before it lost the driver, or "".
-        log: log of the process; None: a new one.
-    """
-
-    address: str
-    index: int = -1
-    token: str = field(default="", repr=False)
-    tls: Tls | None = None
-    run_id: str = ""
-    local: bool = False
-    socket_dir: str = ""
-    timeout: float = 20.0
-    health: Health | None = None
-    reattach_seconds: float = 0.0
-    predecessor: str = ""
-    log: WorkerLog | None = None
 
 
 class DriverLost(SystemExit):
@@ -241,6 +209,7 @@ def attach_and_run(
                 signal.signal(number, signal.SIG_IGN)
         log.error(str(error))
         raise SystemExit(1) from error
+    # The driver notices hangs from now on.
     must_end(0)
     log.identify(attachment.run_id, attachment.worker_id, attachment.incarnation)
     if not contact.local:
@@ -255,12 +224,14 @@ def attach_and_run(
     except BaseException as error:  # user code runs here, and may call sys.exit
         reason, failure = describe(error).message, error
         must_end(_LEAVE_SECONDS)
+    # Sent before anything is closed, because user code may hang there.
     attachment.farewell(reason, failure)
     try:
         if body is not None:
             body.close()
     except Exception as error:
         log.error(f"while it left: {describe(error).message}")
+    # The driver logs the ends of its local workers, which write nothing here.
     inbox.has_left()
     dismissed = not contact.local and reason.startswith(DISMISSED)
     if not contact.local:
@@ -287,29 +258,18 @@ def _attach(
         EndpointError, AttachError: as for an Attachment.
     """
 
-    def attach() -> Attachment:
+    for _ in itertools.chain([None], attempts(contact.reattach_seconds)):
         # If no threads are left, gRPC may hang.
         must_end(contact.timeout + WELCOME_SECONDS + _LEAVE_SECONDS)
-        return Attachment(
-            contact.address,
-            role,
-            contact.index,
-            new_incarnation(),
-            inbox,
-            token=contact.token,
-            tls=contact.tls,
-            run_id=contact.run_id,
-            predecessor=contact.predecessor,
-            devices=devices,
-            data_addresses=data_addresses,
-            local=contact.local,
-            timeout=contact.timeout,
-            report=log.info,
-        )
-
-    for _ in itertools.chain([None], attempts(contact.reattach_seconds)):
         try:
-            return attach()
+            return Attachment(
+                contact,
+                role,
+                inbox,
+                devices=devices,
+                data_addresses=data_addresses,
+                report=log.info,
+            )
         except DriverBusy as error:
             busy = error
             if contact.reattach_seconds:

@@ -15,7 +15,7 @@ from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Path, Tree, flatten, leaves, path_name
 
 #: Columns that are trees. Their shapes and dtypes depend on the spaces and the module.
-_TREES = frozenset({"observations", "actions", "last_observations", "final_observations", "states"})
+_TREES = {"observations", "actions", "last_observations", "final_observations", "states"}
 
 #: Trees of batches with extra inputs for the value function.
 _CRITIC = ("critic_observations", "last_critic_observations", "final_critic_observations")
@@ -153,6 +153,7 @@ class EpisodeBatch:
             shape = getattr(self, name).shape
             if len(shape) != 1:
                 raise WireError(f"column {name!r} has shape {shape}, expected one dimension")
+        # One column each defines K and S.
         k, s = self.final_rows.shape, self.segment_rows.shape
         for name, dtype in _FINAL_COLUMNS.items():
             _expect(name, getattr(self, name), dtype, k)
@@ -160,6 +161,7 @@ class EpisodeBatch:
             _expect(name, getattr(self, name), dtype, s)
         _expect_like("last_observations", self.last_observations, observations, (n,))
         _expect_like("final_observations", self.final_observations, observations, k)
+        # Critic columns are optional, but only all of them together.
         if self.has_critic:
             seen = _arrays("critic_observations", self.critic_observations, (n, t))
             _expect_like("last_critic_observations", self.last_critic_observations, seen, (n,))
@@ -169,6 +171,7 @@ class EpisodeBatch:
         for path, array in leaves(self.states):
             if array is not None:
                 _expect_leading(("states", *path), array, (n,))
+        # Checked before they index anything: NumPy would accept negative ones.
         _within("final_rows", self.final_rows, n)
         _within("final_steps", self.final_steps, t)
         _within("segment_rows", self.segment_rows, n)
@@ -179,6 +182,7 @@ class EpisodeBatch:
         _within("segment_starts + segment_lengths", ends, t + 1)
         if not self.truncated[self.final_rows, self.final_steps].all():
             raise WireError("final_rows and final_steps name a step that is not truncated")
+        # Returns are bootstrapped at each truncation, from an observation of its own.
         named = np.zeros((n, t), np.bool_)  # [N, T]
         named[self.final_rows, self.final_steps] = True
         once = np.count_nonzero(named) == len(self.final_rows)
@@ -327,6 +331,7 @@ def first_not_finite(batch: EpisodeBatch) -> NonFiniteNumber | None:
                 first = steps.argmin()
                 step, row = int(steps[first]), int(rows[first])
                 found.append((step, order, row, name, _first_in(array[row, step])))
+    # The observation after a step comes after everything else of that step.
     for column in _FINITE_FINALS:
         for name, array in floats(column, getattr(batch, column)):
             found += [
@@ -339,6 +344,7 @@ def first_not_finite(batch: EpisodeBatch) -> NonFiniteNumber | None:
                 )
                 for k in np.flatnonzero(not_finite(array, 1))
             ]
+    # The observation after a row belongs to its last step.
     for column in _FINITE_LASTS:
         for name, array in floats(column, getattr(batch, column)):
             if (rows := np.flatnonzero(not_finite(array, 1))).size:
@@ -386,7 +392,7 @@ _SEGMENTS = ("segment_rows", "segment_starts", "segment_lengths", "segment_offse
 _LABELS = ("segment_episodes", "segment_generations", "segment_updates")  # no algorithm reads them
 
 #: All columns of a batch of episodes; scripts may add their own.
-COLUMNS = frozenset({*_REQUIRED, "states", *_FINALS, *_CRITIC, *_SEGMENTS, *_LABELS})
+COLUMNS = frozenset(_COLUMNS)
 
 
 def batch_of_columns(
@@ -431,6 +437,7 @@ def _batch(given: dict[str, Any], names: list[str], remembers: bool) -> EpisodeB
             f"there is no column {_SEGMENTS[0]!r}: a module with a state needs the segments of "
             f"episodes, int [S] each, in {', '.join(_SEGMENTS)}"
         )
+    # Everything below can be derived if a script leaves it out.
     given.setdefault("states", {})
     if _FINALS[0] not in given:
         given["final_observations"] = tree_map(
@@ -441,6 +448,7 @@ def _batch(given: dict[str, Any], names: list[str], remembers: bool) -> EpisodeB
                 _CRITIC[2], tree_map(lambda x: x[:0], given[_CRITIC[1]])
             )  # [K = 0, ...]
         given["final_rows"] = given["final_steps"] = np.zeros(0, np.int32)  # [K = 0]
+    # Labels belong to given segments, and would not fit others.
     if _SEGMENTS[0] not in given:
         given = {
             name: x for name, x in given.items() if name not in _LABELS
@@ -464,6 +472,7 @@ def _segments(*columns: Any) -> dict[str, NDArray[np.int32]]:
         if column.shape != columns[0].shape:
             shapes = f"has shape {column.shape}, expected {columns[0].shape} like 'live'"
             raise WireError(f"column {name!r} {shapes}")
+    # A segment ends with its episode, or before a step that only resets.
     live, terminated, truncated = columns
     done = terminated | truncated  # [N, T]
     begins, ends = live.copy(), live.copy()  # [N, T]

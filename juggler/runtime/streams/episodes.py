@@ -10,7 +10,7 @@ from contextlib import closing
 
 import grpc
 
-from juggler.runtime.actors.calls import CallEnd, ClientStream, FirstAnswer
+from juggler.runtime.actors.calls import CallEnd, ClientStream
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
@@ -38,6 +38,9 @@ class EpisodeReceiver:
         why_refused: returns why a call may not open a stream, given its metadata; None admits it.
         limits: of one batch, compared with its header before memory is allocated.
         memory: address at which local EnvRunners share memory; None: impossible.
+
+    Attributes:
+        seconds: spent on frames and batches so far.
     """
 
     def __init__(
@@ -52,12 +55,7 @@ class EpisodeReceiver:
         self._limits = limits
         self._memory = memory
         self._taking = threading.Lock()
-        self._seconds = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent on frames and batches so far."""
-        return self._seconds
+        self.seconds = 0.0
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler to add to a server."""
@@ -98,8 +96,9 @@ class EpisodeReceiver:
         frame = reader.feed(message)
         read = time.perf_counter()
         if frame is None:
-            self._seconds += read - started
+            self.seconds += read - started
             return None, None
+        # The streams of all EnvRunners share one store, which has no lock.
         refused, bad = "", None
         with self._taking:
             taking = time.perf_counter()
@@ -107,7 +106,7 @@ class EpisodeReceiver:
                 refused = self._take(frame)
             except WireError as error:
                 refused, bad = str(error), error
-            self._seconds += read - started + time.perf_counter() - taking
+            self.seconds += read - started + time.perf_counter() - taking
         batch_id = frame.header.batch_id
         return episodes_pb2.Acknowledgement(batch_id=batch_id, refused=refused), bad
 
@@ -205,21 +204,17 @@ class _EpisodeStream:
         self._lock = threading.Lock()
         self.broken = ""  # the reason, once broken
         self.unanswered = False  # whether it broke because the learner did not answer
-        self._first = FirstAnswer(channel)
-        try:
-            self._stream = ClientStream(
-                channel,
-                PUSH_METHOD,
-                shared.in_metadata(metadata),
-                self._next_chunk,
-                self._acknowledged,
-                self._ended,
-                name="episodes-acks",
-                answered=self._first.answered,
-            )
-        except BaseException:
-            self._first.answered()  # otherwise it would close the channel of a later stream
-            raise
+        # Last, because its threads call the methods below at once.
+        self._stream = ClientStream(
+            channel,
+            PUSH_METHOD,
+            shared.in_metadata(metadata),
+            self._next_chunk,
+            self._acknowledged,
+            self._ended,
+            name="episodes-acks",
+            must_answer=True,
+        )
 
     def place(self, pieces: Sequence[Piece], size: int) -> int | None:
         """Put a large payload into shared memory.
@@ -262,12 +257,9 @@ class _EpisodeStream:
             self._settled(answer.batch_id, "refused" if answer.refused else "", answer.refused)
 
     def _ended(self, end: CallEnd) -> None:
-        self._first.answered()
         end = end._replace(why=end.why or "the learner ended the stream")
-        if why := self._first.why_not:
-            end = end._replace(why=why, code=grpc.StatusCode.DEADLINE_EXCEEDED)
         with self._lock:
-            self.unanswered = bool(why)
+            self.unanswered = end.code is grpc.StatusCode.DEADLINE_EXCEEDED
             self.broken = end.why
             lost, self._open = self._open, set()
             self._unsent.clear()

@@ -35,7 +35,13 @@ import numpy as np
 
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.streams.shared_directory import shared_address, users_address
-from juggler.runtime.streams.shared_memory import OFFER, SharedMemory, freeze, map_file, receive
+from juggler.runtime.streams.shared_memory import (
+    OFFER,
+    FrozenFrame,
+    SharedMemory,
+    map_file,
+    receive,
+)
 from juggler.runtime.streams.sharing import MemorySocket, connect, memory_path
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame
@@ -148,7 +154,8 @@ class _RelayedVersion:
         if self._frame is not None:
             try:
                 if self._memory is None:
-                    self._chunk, self._memory = freeze(self._frame.header, self._frame.tree)
+                    frozen = FrozenFrame(self._frame.header, self._frame.tree)
+                    self._chunk, self._memory = frozen.chunk(0), frozen.memory
             except OSError as error:
                 raise CannotRelay(f"{error.strerror} for a version of weights") from error
             self._frame = None
@@ -192,6 +199,7 @@ class WeightsRelay:
         self._selector = selectors.DefaultSelector()
         self._ending, self._end = socket.socketpair()
         self._selector.register(self._ending, selectors.EVENT_READ)
+        # Started once the name is bound: without it, there is nothing to relay.
         self._thread = threading.Thread(target=self._run, name="weights-relay", daemon=True)
         try:
             self._socket = MemorySocket(address)

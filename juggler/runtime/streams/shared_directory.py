@@ -219,6 +219,7 @@ def _locked(directory: str) -> Iterator[int]:
             locked = try_lock(held)
             if locked:
                 break
+            # Without locks, one process could remove another's new socket.
             if locked is None:
                 raise OSError(errno.ENOLCK, f"the file system of {directory} has no locks")
             if not left:

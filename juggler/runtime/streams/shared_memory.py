@@ -229,6 +229,7 @@ class SharedMemoryReader:
             except OSError as error:
                 message, descriptors = b"", []
                 self.why_not = f"{error.strerror}"
+            # The stream survives an error here: later payloads come inline.
             try:
                 if message:
                     self._map(descriptors, *OFFER.unpack(message))
@@ -379,6 +380,7 @@ class SharedMemoryWriter:
                 break
             except OSError:
                 message = b""
+            # A reader that can map memory returns the probe first.
             if message and (slot := SLOT.unpack(message)[0]) != PROBE:
                 self._free.append(slot)
             elif message:
@@ -433,41 +435,22 @@ class SharedMemoryWriter:
         self._free.clear()
 
 
-def freeze(header: Message, tree: Tree) -> tuple[bytes, SharedMemory]:
-    """Copy a payload into frozen memory.
+class FrozenFrame:
+    """A frame for many readers, in memory that cannot change.
 
-    Returns a chunk that names the memory, in slot 0, and the memory.
+    Attributes:
+        memory: has the payload.
 
     Raises:
         OSError: too little memory.
         WireError: the tree has a value that cannot be sent.
     """
-    form, pieces = lay_out(tree)
-    memory = SharedMemory.frozen(pieces, form.known.size)
-    encoded = header.SerializeToString()
-    return write_chunk((), 0, header=encoded, tree=form.known.tree, slot=0), memory
-
-
-class FrozenFrame:
-    """A frame for many readers, in memory that cannot change."""
 
     def __init__(self, header: Message, tree: Tree) -> None:
         form, pieces = lay_out(tree)
-        self._header, self._tree = header.SerializeToString(), form.known.tree
-        self._memory: SharedMemory | None = None
-        self._failed = False
-        least = least_bytes()
-        if least is not None and form.known.size >= least:
-            try:
-                self._memory = SharedMemory.frozen(pieces, form.known.size)
-            except OSError:  # too little memory
-                self._failed = True
+        self.memory = SharedMemory.frozen(pieces, form.size)
+        self._header, self._tree = header.SerializeToString(), form.tree
 
-    def chunk(self, writer: SharedMemoryWriter) -> bytes | None:
-        """Return the chunk for one reader; None: it cannot share memory now."""
-        if self._failed:
-            writer.close()  # the reader warns
-        slot = None if self._memory is None else writer.lend(self._memory)
-        if slot is None:
-            return None
+    def chunk(self, slot: int) -> bytes:
+        """Return the chunk for a reader with the memory in this slot."""
         return write_chunk((), 0, header=self._header, tree=self._tree, slot=slot)

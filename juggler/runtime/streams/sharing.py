@@ -59,10 +59,6 @@ def memory_path(address: str) -> str:
     return f"{address.removeprefix('unix:')}.memory" if address.startswith("unix:") else ""
 
 
-def new_token() -> str:
-    return secrets.token_hex(_TOKEN_BYTES // 2)
-
-
 def connect(path: str, token: str, seconds: float = 1.0) -> socket.socket:
     """Connect to a process of this host and user.
 
@@ -105,6 +101,7 @@ class MemorySocket:
         except BaseException:
             self.stop_listening()
             raise
+        # Forked processes have to close it: they would keep accepting connections.
         _open.add(self)
         self._lock = threading.Lock()
         self._expected: dict[
@@ -188,6 +185,7 @@ class MemorySocket:
             connection.settimeout(_TOKEN_SECONDS)
             token = connection.recv(_TOKEN_BYTES).decode("ascii", "replace")
             with self._lock:
+                # Under the lock, so that a call which has just ended cannot get the connection.
                 take, once = self._expected.get(token, (None, False))
                 if take is None:
                     return False
@@ -280,7 +278,7 @@ class ClientEnd(_MemoryEnd[E]):
         self._inline = inline
         self._least = least_bytes()
         self._path = memory_path(memory or address) if self._least is not None else ""
-        self._token = new_token()
+        self._token = secrets.token_hex(_TOKEN_BYTES // 2)
         self._lock = threading.Lock()
         self._due = bool(self._path)
         self._wanted = False

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -32,10 +33,11 @@ from juggler.runtime.streams.shared_memory import (
     SharedMemory,
     SharedMemoryReader,
     SharedMemoryWriter,
+    least_bytes,
 )
 from juggler.runtime.streams.sharing import ClientEnd, MemorySocket, ServerEnd
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import FrameReader, encode_frame
+from juggler.runtime.wire.frames import FrameReader, encode_frame, lay_out
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import episodes_pb2
@@ -107,6 +109,7 @@ class WeightsSubscription:
         self._subscriber = subscriber
         self._limits = limits
         self._retry_seconds = retry_seconds
+        # The thread replaces `_newest` as a whole, so `newest` needs no lock.
         self._condition = threading.Condition()
         self._newest: Weights | None = None
         self._closed = threading.Event()
@@ -211,6 +214,7 @@ class WeightsSubscription:
                 if chunk is not None and (frame := reader.feed(chunk)) is not None:
                     self._take(frame)
                     del frame
+        # A relay that hangs keeps its name, so the search continues with the next one.
         except TimeoutError:
             return connection.number + 1
         except WireError as error:
@@ -249,22 +253,15 @@ class WeightsSubscription:
     # -- from the learner ------------------------------------------------------------------------
 
     def _read(self) -> None:
-        subscribe: grpc.UnaryStreamMultiCallable[episodes_pb2.Subscription, bytes]
-        subscribe = self._channel.unary_stream(
-            SUBSCRIBE_METHOD,
-            request_serializer=episodes_pb2.Subscription.SerializeToString,
-            response_deserializer=None,
-        )
         make_end = partial(SharedMemoryReader, hands_on=self._meeting is not None)
         shared = ClientEnd(self.address, make_end, self._inline, self._memory)
         reader = FrameReader(
             episodes_pb2.WeightsHeader, self._limits, digests=True, lease=shared.lease
         )
-        metadata = shared.in_metadata(self._metadata)
-        request = episodes_pb2.Subscription(module_id=self._module_id, subscriber=self._subscriber)
+        # A stopped learner accepts calls without an answer, for which gRPC has no deadline.
         first, call = FirstAnswer(self._channel), None
         try:
-            call = subscribe(request, metadata=metadata, wait_for_ready=True)
+            call = self._subscribe(shared.in_metadata(self._metadata))
             call.initial_metadata()  # waits for it
             first.answered()
             self.answered = True
@@ -285,6 +282,7 @@ class WeightsSubscription:
                 shared.receive_offers()
         except grpc.RpcError as error:
             self._error = str(error.details() if hasattr(error, "details") else error)
+        # A new stream begins with a whole version.
         except WireError as error:
             self._error = f"bad weights: {error}"
         except ValueError:  # raised by a closed channel
@@ -303,6 +301,17 @@ class WeightsSubscription:
             if self._closed.is_set():  # `close` may have closed the former one
                 self._channel.close()
         self._closed.wait(self._retry_seconds)
+
+    def _subscribe(self, metadata: CallMetadata) -> Any:
+        """Begin a call to the learner."""
+        subscribe: grpc.UnaryStreamMultiCallable[episodes_pb2.Subscription, bytes]
+        subscribe = self._channel.unary_stream(
+            SUBSCRIBE_METHOD,
+            request_serializer=episodes_pb2.Subscription.SerializeToString,
+            response_deserializer=None,
+        )
+        request = episodes_pb2.Subscription(module_id=self._module_id, subscriber=self._subscriber)
+        return subscribe(request, metadata=metadata, wait_for_ready=True)
 
     def _take(self, frame: WeightsFrame) -> None:
         weights = Weights(Version.of(frame.header.version), frame.tree)
@@ -327,6 +336,7 @@ class _Offered:
         self._chunks: list[bytes] = []  # that were sent to a subscriber
         self._whole: tuple[Message, Tree] | None = (header, tree)  # until it is in shared memory
         self._frozen: FrozenFrame | None = None
+        self._failed = False
 
     def chunks(self, writer: SharedMemoryWriter | None) -> Iterator[bytes]:
         """Yield all chunks: in shared memory if possible, otherwise inline.
@@ -334,14 +344,22 @@ class _Offered:
         Args:
             writer: of the subscriber; None: no shared memory.
         """
-        chunk = None if writer is None else self._frozen_frame().chunk(writer)
-        return self._inline() if chunk is None else iter((chunk,))
+        frozen = None if writer is None else self._frozen_frame(writer)
+        slot = None if frozen is None or writer is None else writer.lend(frozen.memory)
+        return self._inline() if frozen is None or slot is None else iter((frozen.chunk(slot),))
 
-    def _frozen_frame(self) -> FrozenFrame:
+    def _frozen_frame(self, writer: SharedMemoryWriter) -> FrozenFrame | None:
         with self._lock:
-            if self._frozen is None:
-                assert self._whole is not None
-                self._frozen, self._whole = FrozenFrame(*self._whole), None
+            if self._whole is not None:
+                whole, self._whole = self._whole, None
+                least = least_bytes()
+                if least is not None and lay_out(whole[1])[0].size >= least:
+                    try:
+                        self._frozen = FrozenFrame(*whole)
+                    except OSError:  # too little memory
+                        self._failed = True
+            if self._failed:
+                writer.close()  # the reader warns
             return self._frozen
 
     def _inline(self) -> Iterator[bytes]:
@@ -426,6 +444,7 @@ class WeightsPublisher:
             request = episodes_pb2.Subscription.FromString(next(requests))
         except (StopIteration, DecodeError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream of weights of no module")
+        # Its metadata has the token with which the subscriber will connect for shared memory.
         with closing(ServerEnd(self._memory, context, SharedMemoryWriter)) as shared:
             context.send_initial_metadata(())  # at once: the subscriber waits for it
             context.add_callback(self._wake_all)  # a leaving subscriber frees its thread

@@ -7,13 +7,13 @@ The classes that protobuf generates would copy the payload once or twice on each
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import xxhash
 from numpy.typing import NDArray
 
-from juggler.runtime.wire.errors import NotProtobuf, WireError
+from juggler.runtime.wire.errors import WireError
 
 _SINGLE_BYTES = [bytes([number]) for number in range(128)]
 _LAST_SHIFT = 63  # of the tenth byte, the last of any number
@@ -35,13 +35,14 @@ def read_varint(message: bytes, at: int) -> tuple[int, int]:
     """Read the number at a position; also return the position after it.
 
     Raises:
-        NotProtobuf: no number is there.
+        WireError: no number is there.
     """
     end, shift = at, 7
     try:
         byte = message[at]
         if byte < 128:
             return byte, at + 1
+        # Most numbers have one byte, and are returned above.
         number = byte & 127
         while shift <= _LAST_SHIFT:
             end += 1
@@ -52,7 +53,7 @@ def read_varint(message: bytes, at: int) -> tuple[int, int]:
             shift += 7
     except IndexError:
         pass
-    raise NotProtobuf(f"the message is truncated or not protobuf: no number at byte {at}")
+    raise WireError(f"the message is truncated or not protobuf: no number at byte {at}")
 
 
 #: The payload begins at a multiple of this within its message. CPython also aligns the data of a
@@ -93,21 +94,6 @@ class Chunk(NamedTuple):
     slot: int | None = None  # of the shared memory with the payload
 
 
-class Known(NamedTuple):
-    """The common parts of single-chunk frames with equal trees."""
-
-    tree: bytes  # serialized
-    size: int  # of the payload
-    tree_field: bytes
-    payload_tag: bytes  # tag and length, which precede the payload
-
-    @classmethod
-    def of(cls, tree: bytes, size: int) -> Known:
-        return cls(
-            tree, size, _TREE + write_varint(len(tree)) + tree, _PAYLOAD + write_varint(size)
-        )
-
-
 def digest_of(share: Iterable[Piece]) -> int:
     """The 64-bit XXH3 digest of a chunk's payload."""
     digest = xxhash.xxh3_64()
@@ -137,64 +123,16 @@ def write_chunk(
         slot: of the shared memory with the whole payload, if it is not in the chunk.
     """
     fields = b"" if header is None else _HEADER + write_varint(len(header)) + header
-    if digest:  # before the tree, as `read_known` expects it
+    if digest:
         fields += _DIGEST + struct.pack("<Q", digest_of(share))
     fields += b"" if tree is None else _TREE + write_varint(len(tree)) + tree
     fields += _OFFSET + write_varint(offset) if offset else b""
     if slot is not None:
         return fields + _SLOT + write_varint(slot)
-    return _with_payload(fields, _PAYLOAD + write_varint(size), share)
-
-
-def write_whole(header: bytes, known: Known, payload: Sequence[Piece], *, digest: bool) -> bytes:
-    """Write a frame with a single chunk, faster than `write_chunk`."""
-    fields = _HEADER + write_varint(len(header)) + header
-    if digest:
-        fields += _DIGEST + struct.pack("<Q", digest_of(payload))
-    return _with_payload(fields + known.tree_field, known.payload_tag, payload)
-
-
-def _with_payload(fields: bytes, payload_tag: bytes, payload: Sequence[Piece]) -> bytes:
-    """Make a message of these fields and a payload."""
-    padding = _PADDINGS[-(len(fields) + len(payload_tag)) % ALIGNMENT]
-    parts: list[Any] = [fields, padding, payload_tag, *payload]
+    tag = _PAYLOAD + write_varint(size)
+    padding = _PADDINGS[-(len(fields) + len(tag)) % ALIGNMENT]
+    parts: list[Any] = [fields, padding, tag, *share]
     return b"".join(parts)
-
-
-def read_known(message: bytes, trees: Mapping[bytes, Known], header_bytes: int) -> Chunk | None:
-    """Read the single chunk of a frame that was written here.
-
-    None: another tree.
-
-    Most frames of a stream differ from earlier ones only in header, digest and payload. This takes
-    a third of the time of `read_chunk`.
-
-    Args:
-        trees: the common parts of frames, by serialized tree.
-        header_bytes: as for `read_chunk`.
-
-    Returns:
-        The same as `read_chunk`, or None for any other chunk.
-    """
-    if message[:1] != _HEADER or len(message) < 2 or message[1] > min(header_bytes, 127):
-        return None
-    at = 2 + message[1]
-    header, digest = message[2:at], None
-    if message[at : at + 1] == _DIGEST:
-        digest = int.from_bytes(message[at + 1 : at + 9], "little")
-        at += 9
-    if message[at : at + 1] != _TREE:
-        return None
-    length, at = read_varint(message, at + 1)
-    if length > header_bytes or (known := trees.get(message[at : at + length])) is None:
-        return None
-    at += length
-    if len(message) == at + 2 and message[at : at + 1] == _SLOT and message[at + 1] < 128:
-        return Chunk(header, known.tree, 0, digest, 0, 0, message[at + 1])
-    last = _PADDINGS[-(at + len(known.payload_tag)) % ALIGNMENT] + known.payload_tag
-    if not message.startswith(last, at) or len(message) != at + len(last) + known.size:
-        return None
-    return Chunk(header, known.tree, 0, digest, at + len(last), known.size)
 
 
 def read_chunk(message: bytes, header_bytes: int) -> Chunk:
@@ -216,6 +154,7 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
     while at < len(message):
         key, at = read_varint(message, at)
         number, wire_type = key >> 3, key & 7
+        # The payload is only located: it may be large, and must not be copied.
         if wire_type == _BYTES:
             length, begin = read_varint(message, at)
             at = begin + length
@@ -226,6 +165,7 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
                 content += message[begin:at]
                 if len(content) > header_bytes:
                     raise WireError(f"header or tree information is over {header_bytes} bytes")
+        # Fields of later versions are skipped by their wire type.
         elif wire_type == _VARINT:
             value, at = read_varint(message, at)
             if number == 3:
@@ -238,6 +178,7 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
                 digest = int.from_bytes(message[begin:at], "little")
         else:
             raise WireError(f"the chunk is not protobuf: it has a field with the key {key}")
+    # Slices beyond the end were short, without an error.
     if at > len(message):
         raise WireError(f"the chunk is truncated: a field goes beyond its {len(message)} bytes")
     header, tree = (bytes(embedded[n]) if n in embedded else None for n in (1, 2))

@@ -8,9 +8,5 @@ class WireError(ValueError):
     """
 
 
-class NotProtobuf(WireError):
-    """Received bytes are not a protobuf message."""
-
-
 class UnsupportedSpace(ValueError):
     """A Gymnasium space is not supported."""

@@ -18,16 +18,13 @@ from numpy.typing import NDArray
 from juggler.runtime.wire.chunks import (
     ALIGNMENT,
     Chunk,
-    Known,
     Piece,
     digest_of,
     read_chunk,
-    read_known,
     write_chunk,
-    write_whole,
 )
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.layouts import Limits, TreeLayout, known_trees, layout_of, read_tree
+from juggler.runtime.wire.layouts import Limits, TreeLayout, layout_of, read_tree
 from juggler.runtime.wire.trees import Tree, dtype_from_number, dtype_to_number, leaves
 from juggler.runtime.wire.v1.tensors_pb2 import TreeInfo
 
@@ -43,7 +40,8 @@ _ROOT, _BEGIN, _END = object(), object(), object()  # no key of a tree equals th
 class TreeForm(NamedTuple):
     """The common paths, dtypes, shapes and orders of trees."""
 
-    known: Known
+    tree: bytes  # serialized tree information
+    size: int  # of the payload
     gaps: list[memoryview]  # zeros before each array
     converted: list[np.dtype[Any] | None]  # dtype to convert an array to, if any
     plain: list[bool]  # whether an array's memory can be read directly
@@ -64,6 +62,7 @@ def lay_out(tree: Tree) -> tuple[TreeForm, list[Piece]]:
     if form is None:
         form = _form(tree)
         _keep(key, form)
+    # Most trees have aligned, contiguous arrays, which are sent as they are.
     if form.whole:
         return form, [*arrays]
     pieces: list[Piece] = []
@@ -82,7 +81,7 @@ def lay_out(tree: Tree) -> tuple[TreeForm, list[Piece]]:
 
 def _keep(key: tuple[Any, ...], form: TreeForm) -> None:
     global _kept
-    size = len(form.known.tree)
+    size = len(form.tree)
     if size > _LARGEST_KEPT:
         return
     if len(_forms) >= _MOST_FORMS or _kept + size > _MOST_KEPT:
@@ -127,6 +126,7 @@ def _form(tree: Tree) -> TreeForm:
             continue
         gaps.append(_ZEROS[: -size % ALIGNMENT])
         size += len(gaps[-1])
+        # Arrays are little-endian on the wire.
         number = dtype_to_number(array.dtype)
         info.arrays.add(path=path, dtype=number, shape=array.shape, offset=size)
         little = dtype_from_number(number)
@@ -136,7 +136,7 @@ def _form(tree: Tree) -> TreeForm:
         size += array.nbytes
     info.payload_size = size
     whole = contiguous and all(plain) and not any(gaps) and all(to is None for to in converted)
-    return TreeForm(Known.of(info.SerializeToString(), size), gaps, converted, plain, whole)
+    return TreeForm(info.SerializeToString(), size, gaps, converted, plain, whole)
 
 
 #: Payload bytes in one chunk: many enough for a small cost per message, few enough for small
@@ -190,27 +190,28 @@ def encode_frame(
     if chunk_bytes < 1:
         raise ValueError(f"chunk_bytes must be positive, not {chunk_bytes}")
     form, pieces = lay_out(tree)
-    known, encoded = form.known, header.SerializeToString()
-    fields = len(encoded) + len(known.tree) + 64  # including tags and padding
-    if fields + min(chunk_bytes, known.size) > MAX_MESSAGE_BYTES:
+    encoded = header.SerializeToString()
+    fields = len(encoded) + len(form.tree) + 64  # including tags and padding
+    if fields + min(chunk_bytes, form.size) > MAX_MESSAGE_BYTES:
         raise WireError(
             f"{fields} bytes of header and tree information and a chunk of {chunk_bytes} bytes "
             f"do not fit into a message, whose limit is {MAX_MESSAGE_BYTES} bytes"
         )
-    slot = None if place is None else place(pieces, known.size)
+    slot = None if place is None else place(pieces, form.size)
     if slot is not None:
-        return iter((write_chunk((), 0, header=encoded, tree=known.tree, slot=slot),))
-    return _chunks(encoded, known, pieces, chunk_bytes, digest)
+        return iter((write_chunk((), 0, header=encoded, tree=form.tree, slot=slot),))
+    return _chunks(encoded, form, pieces, chunk_bytes, digest)
 
 
 def _chunks(
-    header: bytes, known: Known, pieces: list[Piece], chunk_bytes: int, digest: bool
+    header: bytes, form: TreeForm, pieces: list[Piece], chunk_bytes: int, digest: bool
 ) -> Iterator[bytes]:
-    size = known.size
+    size = form.size
+    fields: Mapping[str, Any] = {"header": header, "tree": form.tree}
     if size <= chunk_bytes:
-        yield write_whole(header, known, pieces, digest=digest)
+        yield write_chunk(pieces, size, digest=digest, **fields)
         return
-    fields: Mapping[str, Any] = {"header": header, "tree": known.tree}
+    # Chunks are full except the last one, across the borders of arrays.
     share: list[Piece] = []
     sent, room = 0, chunk_bytes
     for piece in map(bytes_of, pieces):
@@ -268,11 +269,7 @@ class FrameReader(Generic[H]):
                 is dropped; the next chunk must be the first of a new frame.
         """
         partial, self._partial = self._partial, None
-        chunk = None
-        if partial is None:
-            chunk = read_known(message, known_trees, self._limits.header_bytes)
-        if chunk is None:
-            chunk = read_chunk(message, self._limits.header_bytes)
+        chunk = read_chunk(message, self._limits.header_bytes)
         self._check_digest(chunk, message)
         if partial is None:
             header, layout = self._begin(chunk)
@@ -282,6 +279,7 @@ class FrameReader(Generic[H]):
                 payload = memoryview(message)[chunk.start : chunk.start + chunk.size]
                 return Frame(header, read_tree(layout, payload))
             partial = _Partial(header, layout)
+        # Frames of one stream do not overlap.
         elif chunk.header is not None or chunk.tree is not None or chunk.slot is not None:
             raise WireError(f"a new frame began before the last one ended, {partial}")
         elif not chunk.size:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -11,7 +12,6 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from juggler.runtime.wire.chunks import Known
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.trees import Path, Skeleton, Tree, dtype_from_number, path_name
 from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, TreeInfo
@@ -55,26 +55,12 @@ class TreeLayout(NamedTuple):
     payload_size: int
 
 
-_MOST_KNOWN, _LARGEST_KNOWN = 512, 4096  # trees; bytes of one's information
-#: Trees of received frames, by their serialized information.
-known_trees: dict[bytes, Known] = {}
-_layouts: dict[
-    bytes, tuple[Limits, TreeLayout]
-] = {}  # with the limits that they were checked against
+_MOST_KEPT, _LARGEST_KEPT = 512, 4096  # layouts; bytes of the tree information of one
 
 
 def layout_of(tree: bytes, limits: Limits) -> TreeLayout:
     """Read a tree's layout once, for batches of equal segment counts."""
-    checked, layout = _layouts.get(tree, (None, None))
-    if layout is None or checked != limits:
-        layout = _read_layout(tree, limits)
-        if len(tree) <= _LARGEST_KNOWN:
-            if len(_layouts) >= _MOST_KNOWN:
-                known_trees.clear()
-                _layouts.clear()
-            _layouts[tree] = limits, layout
-            known_trees[tree] = Known.of(tree, layout.payload_size)
-    return layout
+    return (_kept_layout if len(tree) <= _LARGEST_KEPT else _read_layout)(tree, limits)
 
 
 def _read_layout(encoded: bytes, limits: Limits) -> TreeLayout:
@@ -91,6 +77,7 @@ def _read_layout(encoded: bytes, limits: Limits) -> TreeLayout:
         raise WireError(f"a payload of {size} bytes is over the limit, {limits.payload_bytes}")
     if count > limits.arrays:
         raise WireError(f"a tree of {count} arrays is over the limit, {limits.arrays}")
+    # Limits come before work that grows with the number of arrays.
     specs = [_read_spec(array, size, limits) for array in info.arrays]
     empty = [tuple(branch.keys) for branch in info.empty_branches]
     paths = [*(spec.path for spec in specs), *empty]
@@ -108,6 +95,9 @@ def _read_layout(encoded: bytes, limits: Limits) -> TreeLayout:
         raise WireError(f"a payload of {size} bytes has arrays of only {used}")
     bools = [n for n, spec in enumerate(specs) if spec.dtype.kind == "b" and spec.size]
     return TreeLayout(specs, bools, skeleton, size)
+
+
+_kept_layout = lru_cache(_MOST_KEPT)(_read_layout)
 
 
 def _read_spec(array: ArrayInfo, payload_size: int, limits: Limits) -> _ArraySpec:

@@ -172,6 +172,7 @@ def _read_bounds(
             f"a Box of shape {shape} has {len(numbers)} {side} bounds: for {dtype}, give "
             f"`{field}` one for each number, or one for all"
         )
+    # An infinite bound of integers is sent as a double.
     wide = np.array(numbers, np.float64)
     if np.isnan(wide).any():
         raise WireError("a Box has a bound that is not a number")
@@ -182,6 +183,7 @@ def _read_bounds(
         if (np.isinf(bounds) != np.isinf(wide)).any():
             raise WireError(f"a Box of {dtype} has a {side} bound beyond that dtype")
     else:
+        # Integers have no infinity, so the end of their range represents it.
         least, most = _range(dtype)
         end = least if side == "low" else most
         if infinite.any() and dtype.kind != "i":

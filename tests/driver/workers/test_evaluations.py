@@ -172,7 +172,7 @@ def test_evaluators_that_dial_in_are_sent_the_checkpoint_and_the_best_is_kept(
     for command_id, part in world.asked(player, training_pb2.Restore):
         parts.add(part)
         world.reply(player, command_id, attach_pb2.Done())
-    trees: Any = parts.pop_all()
+    trees: Any = parts.pop_checkpoint()
     assert list(trees) == ["default"]
     assert list(trees["default"]["weights"]["w"]) == [0.0, 1.0, 2.0]
     ((_, command),) = asked(world, player)

@@ -36,7 +36,7 @@ from juggler.learner.process.learner_program import (
 )
 from juggler.learner.process.learner_worker import LearnerServer
 from juggler.learner.process.overlap import PendingMetrics, Publishing, SideStream
-from juggler.runtime.actors.worker import Contact
+from juggler.runtime.actors.attachment import Contact
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.shared_directory import learner_socket
 from juggler.runtime.streams.sharing import connect, memory_path

@@ -39,8 +39,8 @@ def test_workers_look_for_garbage_but_not_in_what_the_forkserver_imported(tmp_pa
     )
     # In a process of its own: the forkserver of this one may have begun with other imports.
     code = (
-        "from juggler.runtime.actors.processes import WorkerProgram, start\n"
-        f"start(WorkerProgram('runpy:run_path', {str(script)!r}), 'asking').join(60)\n"
+        "from juggler.runtime.actors.processes import WorkerProgram\n"
+        f"WorkerProgram('runpy:run_path', {str(script)!r}).start('asking').join(60)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     is_enabled, frozen = told.read_text().split()
@@ -119,10 +119,10 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent(
             """
-            from juggler.runtime.actors.processes import WorkerProgram, cool_down, start, warm_up
+            from juggler.runtime.actors.processes import WorkerProgram, cool_down, warm_up
 
             print("once", flush=True)
-            process = start(WorkerProgram("builtins:print", "in the worker"), "worker 0")
+            process = WorkerProgram("builtins:print", "in the worker").start("worker 0")
             process.join()
             raise SystemExit(process.exitcode)
             """

@@ -15,14 +15,14 @@ from juggler.runtime.actors import processes
 #: As one has for its own processes, such as those of a vector of environments.
 PROGRAM_WITH_ITS_OWN = """
     import multiprocessing, time
-    from juggler.runtime.actors.processes import WorkerProgram, cool_down, ended, start, warm_up
+    from juggler.runtime.actors.processes import WorkerProgram, cool_down, warm_up
 
     theirs = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(60,))
     theirs.start()
     warm_up()
-    ours = start(WorkerProgram("time:sleep", 0), "worker")
+    ours = WorkerProgram("time:sleep", 0).start("worker")
     ours.join()
-    ended(ours)
+    WorkerProgram.ended(ours)
     cool_down()
     theirs.join(0.5)
     print(ours.exitcode, theirs.is_alive())
@@ -34,21 +34,21 @@ PROGRAM_WITH_ITS_OWN = """
 PROGRAM_THAT_USES_OURS = """
     import multiprocessing, time
     from juggler.runtime.actors import processes
-    from juggler.runtime.actors.processes import WorkerProgram, cool_down, ended, start, warm_up
+    from juggler.runtime.actors.processes import WorkerProgram, cool_down, warm_up
 
     warm_up()
     theirs = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(60,))
     theirs.start()
-    ours = start(WorkerProgram("time:sleep", 0), "worker")
+    ours = WorkerProgram("time:sleep", 0).start("worker")
     ours.join()
-    ended(ours)
+    WorkerProgram.ended(ours)
     theirs.join(0.5)
     said = [theirs.is_alive()]
-    left = start(WorkerProgram("time:sleep", 60), "worker")
+    left = WorkerProgram("time:sleep", 60).start("worker")
     cool_down()
     left.join(30)
     said += [theirs.is_alive(), processes.forkserver_pid() > 0, left.exitcode]
-    ended(left)
+    WorkerProgram.ended(left)
     theirs.kill()
     theirs.join()
     cool_down()

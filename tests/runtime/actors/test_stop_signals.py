@@ -139,7 +139,8 @@ def test_one_that_leaves_by_itself_is_left_alone(tmp_path: Path) -> None:
 
 def test_one_that_waits_for_its_driver_is_interrupted_at_once() -> None:
     program = """
-from juggler.runtime.actors.worker import Contact, attach_and_run
+from juggler.runtime.actors.worker import attach_and_run
+from juggler.runtime.actors.attachment import Contact
 attach_and_run(Contact("127.0.0.1:9"), "worker", None)
 """
     worker = subprocess.Popen(

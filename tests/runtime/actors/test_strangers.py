@@ -21,13 +21,13 @@ from support.sharing import soon
 from juggler.runtime.actors import attachment as attachment_module
 from juggler.runtime.actors import health as health_module
 from juggler.runtime.actors import hub, worker
-from juggler.runtime.actors.attachment import AttachError, Attachment, DriverBusy, new_incarnation
+from juggler.runtime.actors.attachment import AttachError, Attachment, Contact, DriverBusy
 from juggler.runtime.actors.credentials import Strangers
 from juggler.runtime.actors.endpoints import bind
 from juggler.runtime.actors.health import AsyncHealth, check_health
 from juggler.runtime.actors.hub import ATTACH_METHOD, Mailbox, WorkerJoined
 from juggler.runtime.actors.logs import WorkerLog
-from juggler.runtime.actors.worker import Contact, _attach, _LeavingInbox
+from juggler.runtime.actors.worker import _attach, _LeavingInbox
 from juggler.runtime.wire.v1 import attach_pb2
 
 _SECONDS = 30.0
@@ -210,7 +210,7 @@ def test_a_worker_gives_up_on_a_driver_that_does_not_greet_it(
         monkeypatch.setattr(attachment_module, "WELCOME_SECONDS", 0.3)
         why = "accepted the connection, and then sent nothing for 0 s"
     with pytest.raises(AttachError, match=f"^the driver at {address} {why}"):
-        Attachment(address, "worker", -1, new_incarnation(), Mailbox())
+        Attachment(Contact(address), "worker", Mailbox())
     assert given_up.wait(_SECONDS), "the stream is closed"
 
 
@@ -250,6 +250,6 @@ def test_a_welcome_that_comes_too_late_does_not_reach_the_next_attempt(
     address = serve(grpc.method_handlers_generic_handler(service, served))
     inbox: Mailbox[Any] = Mailbox()  # of all attempts
     with pytest.raises(DriverBusy):
-        Attachment(address, "worker", -1, new_incarnation(), inbox)
+        Attachment(Contact(address), "worker", inbox)
     assert over.wait(_SECONDS)
     assert inbox.gather() == []

@@ -19,7 +19,7 @@ import pytest
 from support.made_files import without_locks
 
 from juggler.runtime.actors import temporary
-from juggler.runtime.actors.processes import WorkerProgram, cool_down, start
+from juggler.runtime.actors.processes import WorkerProgram, cool_down
 from juggler.runtime.actors.temporary import HeldDirectory
 
 _HOLDS = """
@@ -109,7 +109,7 @@ def test_no_process_that_this_one_starts_holds_its_directory(place: Path) -> Non
     """Or what a killed process left would stay for as long as any of them lives."""
     directory = HeldDirectory()
     sleeper = subprocess.Popen(["sleep", "60"], close_fds=False)
-    worker = start(WorkerProgram("time:sleep", 60), "worker 0")
+    worker = WorkerProgram("time:sleep", 60).start("worker 0")
     forked = os.fork()
     if forked == 0:
         time.sleep(60)
@@ -186,10 +186,10 @@ def test_a_forkserver_starts_again_after_its_socket_was_removed() -> None:
 
 STARTS_TWICE = """
 import multiprocessing.util, shutil
-from juggler.runtime.actors.processes import WorkerProgram, cool_down, start
+from juggler.runtime.actors.processes import WorkerProgram, cool_down
 
 for _ in range(2):
-    process = start(WorkerProgram("time:sleep", 0), "worker 0")
+    process = WorkerProgram("time:sleep", 0).start("worker 0")
     process.join()
     assert process.exitcode == 0
     shutil.rmtree(multiprocessing.util.get_temp_dir())

@@ -11,7 +11,7 @@ import pytest
 from support.hub_world import make, mixed
 
 from juggler.runtime.actors import endpoints
-from juggler.runtime.actors.attachment import Attachment
+from juggler.runtime.actors.attachment import Attachment, Contact
 from juggler.runtime.actors.endpoints import (
     EndpointError,
     bind,
@@ -133,9 +133,8 @@ def test_a_hub_speaks_tls_to_other_hosts_and_plainly_on_its_own(tls: Tls, tmp_pa
     addresses = hub.start([f"unix:{tmp_path}/hub", "127.0.0.1:0"])
     try:
         for address in addresses:
-            attachment = Attachment(
-                address, "worker", -1, "i", Mailbox(), token="secret", tls=tls, timeout=10
-            )
+            contact = Contact(address, token="secret", tls=tls, timeout=10)
+            attachment = Attachment(contact, "worker", Mailbox())
             (joined,) = events.gather(timeout=10)
             assert isinstance(joined, WorkerJoined)
             attachment.farewell("done")

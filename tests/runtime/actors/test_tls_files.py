@@ -13,11 +13,11 @@ from support.hub_world import make, mixed
 
 from juggler.cli import main
 from juggler.driver.driver import Listen
+from juggler.runtime.actors.attachment import Contact
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.credentials import call_metadata, read_token, same_token, why_refused
 from juggler.runtime.actors.hub import HubSettings
 from juggler.runtime.actors.tls import read_tls
-from juggler.runtime.actors.worker import Contact
 
 
 def test_certificates_are_for_hosts_and_loopback_and_keys_for_their_owner(tmp_path: Path) -> None:

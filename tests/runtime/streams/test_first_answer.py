@@ -17,8 +17,8 @@ from support.weights_learner import METADATA, Learner, same, subscribe_by_hand
 
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.runtime.actors import calls
+from juggler.runtime.actors.attachment import Contact
 from juggler.runtime.actors.endpoints import bind, dial
-from juggler.runtime.actors.worker import Contact
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import PUSH_METHOD
 from juggler.runtime.streams.weights import WeightsSubscription

@@ -204,8 +204,7 @@ def test_a_reader_that_keeps_all_versions_gets_bytes_in_the_end(
 
 def test_nobody_can_change_weights_that_are_shared() -> None:
     with_weights = FrozenFrame(episodes_pb2.WeightsHeader(), weights_tree(Version(1, 1), SIZE))
-    memory = with_weights._memory
-    assert memory is not None
+    memory = with_weights.memory
     with pytest.raises(OSError, match=r"[Nn]ot permitted"):
         os.pwrite(memory._descriptor, b"x", 0)
     with pytest.raises(OSError, match=r"[Nn]ot permitted"):

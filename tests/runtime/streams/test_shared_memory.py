@@ -266,7 +266,7 @@ def test_a_learner_that_cannot_map_gets_bytes(
 ) -> None:
     learner.memory.close()  # and somebody else listens there, who does not answer the probe
     taken: SimpleQueue[socket.socket] = SimpleQueue()
-    monkeypatch.setattr(sharing, "new_token", lambda: "known")
+    monkeypatch.setattr(sharing.secrets, "token_hex", lambda size: "known")
     listener = MemorySocket(learner.address)
     listener.expect("known", taken.put)
     sender = senders.open(learner.address)

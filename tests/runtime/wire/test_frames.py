@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.wire_cases import HEADER, assert_same, feed_all, trees
 
 from juggler.runtime.wire import frames, layouts
-from juggler.runtime.wire.chunks import Known, read_chunk, read_known, read_varint
+from juggler.runtime.wire.chunks import read_varint
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
@@ -105,38 +105,6 @@ def test_frames_of_the_generated_classes_are_read_in_any_field_order(
     assert_fit_for_use(frame.tree)
 
 
-@given(trees, st.booleans(), st.integers(0, 130))
-def test_a_frame_with_a_known_tree_is_found_as_any_chunk_is(
-    tree: Any, digest: bool, name: int
-) -> None:
-    header = BatchHeader(batch_id=1, envrunner="x" * name)
-    (message,) = encode_frame(header, tree, digest=digest)
-    chunk = read_chunk(message, 1 << 20)
-    assert chunk.tree is not None
-    known = Known.of(chunk.tree, chunk.size)
-    trees = {b"another": Known.of(b"another", 3), chunk.tree: known}
-    assert read_known(message, trees, 1 << 20) == (chunk if header.ByteSize() < 128 else None)
-    longer = Known.of(chunk.tree + b"x", chunk.size)
-    assert read_known(message, {longer.tree: longer}, 1 << 20) is None
-    assert read_known(message, {chunk.tree: Known.of(chunk.tree, chunk.size + 1)}, 1 << 20) is None
-    assert read_known(message, trees, header.ByteSize() - 1) is None
-
-
-@pytest.mark.parametrize("slot", [0, 15, 127, 128, 1 << 20])
-def test_reading_a_known_chunk_of_shared_memory_finds_the_same_as_reading_any_chunk(
-    slot: int,
-) -> None:
-    header = BatchHeader(batch_id=1)
-    (message,) = encode_frame(header, {"a": np.arange(9)}, place=lambda pieces, size: slot)
-    chunk = read_chunk(message, 1 << 20)
-    assert chunk.tree is not None
-    known = Known.of(chunk.tree, 72)
-    trees = {chunk.tree: known}
-    assert read_known(message, trees, 1 << 20) == (chunk if slot < 128 else None)
-    assert read_known(message + b"x", trees, 1 << 20) is None
-    assert read_known(message, {}, 1 << 20) is None
-
-
 def test_fields_of_a_later_version_are_skipped() -> None:
     (message,) = encode_frame(HEADER, {"a": np.arange(3)})
     unknown = (
@@ -221,22 +189,22 @@ def test_a_tree_that_came_before_is_compared_with_the_limits_of_whoever_reads_it
 
 
 def test_however_many_different_trees_come_few_are_remembered_and_all_are_read() -> None:
-    for size in range(layouts._MOST_KNOWN + 2):
+    for size in range(layouts._MOST_KEPT + 2):
         np.testing.assert_array_equal(read(np.arange(size))["a"], np.arange(size))
-        assert len(layouts.known_trees) == len(layouts._layouts) <= layouts._MOST_KNOWN
+    assert layouts._kept_layout.cache_info().currsize == layouts._MOST_KEPT
 
 
 def test_a_large_tree_is_not_remembered() -> None:
-    before = len(layouts.known_trees)
+    before = layouts._kept_layout.cache_info()
     many = {f"array {number}": np.zeros(1) for number in range(400)}
     assert read(many)["a"].keys() == many.keys()
-    assert len(layouts.known_trees) == before
+    assert layouts._kept_layout.cache_info() == before
 
 
 def test_however_many_large_trees_are_sent_the_forms_that_are_kept_have_a_limit() -> None:
     for number in range(20):
         frames.lay_out({f"{number} {'x' * 900_000}": np.zeros(1)})
-        kept = sum(len(form.known.tree) for form in frames._forms.values())
+        kept = sum(len(form.tree) for form in frames._forms.values())
         assert kept == frames._kept <= frames._MOST_KEPT
 
 

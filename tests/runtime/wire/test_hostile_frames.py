@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.wire_cases import HEADER, assert_same, feed_all
 
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame
+from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1.episodes_pb2 import BatchHeader, EpisodeChunk
@@ -44,38 +42,6 @@ def test_a_frame_truncated_at_any_byte_is_never_read(frame: list[bytes]) -> None
             continue
         with pytest.raises(WireError):
             feed_all([*frame[1:], frame[0]], reader=reader)
-
-
-@given(
-    st.booleans(),
-    st.sampled_from([0, 1, 100, 200]),
-    st.lists(st.tuples(st.integers(0, 900), st.integers(0, 7)), max_size=2),
-    st.integers(0, 900),
-    st.integers(0, 20),
-    st.binary(max_size=5),
-)
-def test_a_reader_that_knows_the_tree_reads_whatever_comes_as_a_new_one_does(
-    digest: bool, name: int, flips: list[tuple[int, int]], at: int, cut: int, new: bytes
-) -> None:
-    header = BatchHeader(batch_id=9, envrunner="x" * name)
-    message = bytearray(next(encode_frame(header, TREE, digest=digest)))
-    for where, bit in flips:
-        message[where % len(message)] ^= 1 << bit
-    at %= len(message)
-    message[at : at + cut] = new
-    knowing = FrameReader(BatchHeader, LIMITS)
-    assert knowing.feed(ONE_CHUNK[0]) is not None
-    said: list[Any] = []
-    for reader in (FrameReader(BatchHeader, LIMITS), knowing):
-        try:
-            said.append(reader.feed(bytes(message)))
-        except WireError as error:
-            said.append(str(error))
-    if isinstance(said[0], Frame):
-        assert said[0].header == said[1].header
-        assert_same(said[0].tree, said[1].tree)
-    else:
-        assert said[0] == said[1]
 
 
 def one_array(**changes: Any) -> TreeInfo:
