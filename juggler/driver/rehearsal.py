@@ -74,6 +74,7 @@ from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.weights import weights_in
 from juggler.runtime.connectors.leaves import holds_masks
 from juggler.runtime.connectors.pipelines import EnvToModule, build_runner_pipelines, is_shipped
+from juggler.runtime.datasets.dataset import Dataset
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -214,7 +215,7 @@ def _made(
     """Make an environment; return agents, critics' spaces and the environment."""
     runner = config.env_runner
     if runner.dataset:
-        recorded = RecordedEnvs.of(replace(runner, envs_per_runner=1))
+        recorded = RecordedEnvs(Dataset(runner.dataset), 1)
         if config.plays or is_of_another(runner):
             played = make_vector_env(replace(runner, dataset=""), env_factory, just_one=True)
             recorded.dataset.must_have_the_spaces_of(runner.env, played)

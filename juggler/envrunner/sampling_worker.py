@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
-from typing import Protocol
 
 from juggler.envrunner.agent_returns import to_messages
 from juggler.envrunner.environments.seeding import seed_process
@@ -31,10 +30,6 @@ from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
 
 
-class _Delay(Protocol):
-    def __call__(self, frame: FrameType | None) -> str: ...
-
-
 class SamplingWorker(ABC):
     """Base class of workers that sample by the driver's commands.
 
@@ -52,7 +47,7 @@ class SamplingWorker(ABC):
         inbox: Inbox,
         contact: Contact,
         own_code: UserCode,
-        held_up_by: _Delay,
+        held_up_by: Callable[[FrameType | None], str],
     ) -> None:
         attachment.held_up_by = held_up_by
         self._attachment, self._contact, self._own_code = attachment, contact, own_code
@@ -130,12 +125,14 @@ class SamplingWorker(ABC):
                 self._deliveries.answer(command_id, receipt, "nonfinite", str(result))
                 broken = result
                 continue
+            # The driver books a batch by its oldest weights.
             receipt.version.CopyFrom(result.version.message())
             receipt.episode_returns.extend(result.episode_returns)
             receipt.episode_lengths.extend(result.episode_lengths)
             receipt.stale_steps = result.stale_steps
             if result.connector_delta:
                 receipt.connector_delta = to_bytes(result.connector_delta)
+            # Exactly one receipt has them, or the driver would count them twice.
             if not reported:
                 report_round(receipt, played, by_agent=by_agent)
                 reported = True
@@ -339,12 +336,7 @@ def report_round(receipt: training_pb2.Receipt, played: PlayedRound, *, by_agent
             episode_returns=other.episode_returns,
             episode_lengths=other.episode_lengths,
         )
+    # With many agents, metrics by agent would be most of the message.
     if by_agent:
         receipt.agent_returns.extend(to_messages(played.agent_returns))
-    for match in played.matches:
-        receipt.matches.add(
-            match_id=match.match_id,
-            attempt=match.attempt,
-            returns=match.returns,
-            length=match.length,
-        )
+    receipt.matches.extend(played.matches)

@@ -52,6 +52,7 @@ class SingleAgentStage(Stage):
         module, module_to_env = self._parts.module, self._parts.module_to_env
         connectors = self._parts.connectors
         self._notes: list[training_pb2.Note] = []
+        # On the host if anything around the environments needs arrays.
         device = tensors_on(env)
         if device and (why := why_on_host(env, connectors, module_to_env, device)):
             text = f"each step of the environments is copied from {device} to the host: {why}"

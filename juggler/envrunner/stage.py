@@ -163,6 +163,7 @@ class ActingParts:
             distribution=setup.module.distribution,
             check_specs=setup.module.check_specs,
         )
+        # The value function stays with the learner.
         strip_to_acting(module)  # learners do not send the rest
         if len(exponents := setup.exploration_exponents) > 1:
             with_own_exploration(module, len(exponents))

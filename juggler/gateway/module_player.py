@@ -74,6 +74,7 @@ class ModulePlayer(PacedSlots):
         self.episode_log: EpisodeLog | None = None
         self.greedy: Actor | None = None
         self.of["playing"] = np.zeros(len(self.of["row"]), np.int8)  # purposes
+        self.of["acted_at"] = np.zeros(len(self.of["row"]))  # seconds
         self._leaves = interface.actions.leaves
         self._delta: State = {}
         self._reported: Counter[str] = Counter()  # counts at the last call of `new`
@@ -227,6 +228,7 @@ class ModulePlayer(PacedSlots):
                 tree = to_tree(self.interface.spaces[1], actions)  # [B, ...]
             else:
                 tree = self._with_evaluation(self.greedy, chosen, places, recording, seen)
+            self.of["acted_at"][places] = time.monotonic()
             if self.episode_log is not None:
                 trained = self.of["playing"][places] == TRAINING  # [B]
                 self.episode_log.act(places[trained], take(tree, trained))
@@ -240,18 +242,6 @@ class ModulePlayer(PacedSlots):
             answers.append((share, data))
             begin = end
         return answers
-
-    def act(
-        self,
-        places: NDArray[np.intp],
-        recording: NDArray[np.bool_] | bool,
-        observations: Tree,
-        kept: Tree | None = None,
-    ) -> Any:
-        """Let the policy act, as `PacedSlots.act` does, and note the time."""
-        sent = super().act(places, recording, observations, kept)
-        self.of["acted_at"][places] = time.monotonic()
-        return sent
 
     def _next(
         self, wanted: int, most_rows: int, holds_up: bool

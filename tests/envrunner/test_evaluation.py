@@ -11,7 +11,7 @@ from support.scripted_environments import NotFinite, Scripted
 from support.scripted_modules import LinearPolicy, Summing
 from support.vectors import KINDS, MODES, seeds_of
 
-from juggler.envrunner.environments.vector import EnvironmentsInTurn
+from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.evaluation import Goal, evaluate, load_trees
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.info_numbers import (

@@ -20,7 +20,7 @@ from torch import Tensor
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.module_setups import acting_setup, exploration_exponents
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.vector import EnvironmentsInTurn
+from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import Sampler

@@ -50,7 +50,6 @@ ALLOWED = {
     ("learner/process/learner_worker.py", "cloudpickle.loads(program.own_code)"),
     ("envrunner/environments/environment_processes.py", "ForkingPickler.loads(request)"),
     ("envrunner/environments/environment_processes.py", "ForkingPickler.loads(answer)"),
-    ("envrunner/environments/environment_processes.py", "ForkingPickler.loads(answer[1:])"),
 }
 
 
