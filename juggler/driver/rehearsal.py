@@ -59,8 +59,7 @@ from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.envrunner.multi_agent.make_envs import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs, Turn
-from juggler.envrunner.single_agent_stage import SingleAgentStage
-from juggler.envrunner.stage import Stage, UserCode
+from juggler.envrunner.stage import SingleAgentStage, Stage, UserCode
 from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.population import Population
 from juggler.learner.core.state_trees import StateMismatch

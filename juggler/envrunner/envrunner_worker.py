@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from juggler.envrunner.agent_returns import has_metrics_by_agent, to_messages
-from juggler.envrunner.datasets.dataset_writer import recorded_while_played
+from juggler.envrunner.datasets.dataset_writer import RecordedWhilePlayed, SampledEpisodes, spec_of
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.environments.find_environment import VectorEnvironment
 from juggler.envrunner.environments.seeding import seed_process
@@ -22,11 +22,9 @@ from juggler.envrunner.evaluation import Goal
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.learner_streams import LearnerStreams
-from juggler.envrunner.sampling_worker import SamplingWorker
+from juggler.envrunner.sampling_worker import SamplingWorker, prepare_process, step_back
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
-from juggler.envrunner.single_agent_stage import SingleAgentStage
-from juggler.envrunner.stage import Stage, UserCode
-from juggler.envrunner.worker_process import prepare_process, step_back
+from juggler.envrunner.stage import SingleAgentStage, Stage, UserCode
 from juggler.runtime.actors.attachment import Attachment
 from juggler.runtime.actors.worker import Contact, Inbox, attach_and_run
 from juggler.runtime.connectors.mergeable_state import check, from_bytes
@@ -79,7 +77,12 @@ def build_stage(
                 env = RecordedEnvs(recorded, setup.env_runner.envs_per_runner)
             else:
                 env = make_vector_env(setup.env_runner, env_factory, index)
-                env = recorded_while_played(env, setup.env_runner, worker_id, env_factory, report)
+                # Around masks, so that a data set has them, too.
+                if setup.env_runner.record:
+                    spaces = env.single_observation_space, env.single_action_space
+                    spec = spec_of(setup.env_runner, env_factory)
+                    own = setup.env_runner, worker_id, *spaces, spec, report
+                    env = RecordedWhilePlayed(env, SampledEpisodes(*own))
             undo.callback(env.close)
             stage = SingleAgentStage(setup, env, seed, own_code)
             step_back(env)

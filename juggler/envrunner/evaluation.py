@@ -219,31 +219,6 @@ class PlayedEpisodes(NamedTuple):
     agent_returns: AgentReturns
 
 
-def load_trees(
-    trees: Mapping[str, Tree],
-    into: Mapping[str, tuple[Actor, EnvToModule]],
-    *,
-    missing_ok: bool = False,
-) -> None:
-    """Load a checkpoint of this run into policies and their connectors.
-
-    Args:
-        trees: as `playing_trees` returns them.
-        into: by module id.
-        missing_ok: modules that are not in the checkpoint stay as they are.
-
-        Raises:
-            ValueError: a module is missing, or its part does not fit.
-    """
-    for module_id, (policy, connectors) in into.items():
-        tree: Any = trees.get(module_id)
-        if tree is None and missing_ok:
-            continue
-        if tree is None:
-            raise ValueError(f"the checkpoint to play has no weights of module {module_id!r}")
-        load_tree(module_id, tree, policy, connectors)
-
-
 def load_tree(module_id: str, tree: Any, policy: Actor, connectors: EnvToModule) -> None:
     """Load a module's part of a checkpoint into policy and connectors.
 
@@ -351,13 +326,13 @@ class _EpisodeBooks:
     ) -> None:
         self._envs, self._limit = envs, limit
         self._most_steps, self._first_that_begin = most_steps, first_that_begin
-        shape = count, _ = envs.num_envs, len(envs.agents)
+        count, agents = envs.num_envs, len(envs.agents)
         self._numbers = np.zeros(count, np.intp)  # [N] of the running episodes
         self._begun = 0
         # What earlier counts, at the limit of steps, had of the running episodes.
         self._counted = np.zeros(count)  # [N]
-        self._counted_of = np.zeros(shape)  # [N, A] each agent's
-        self._steps = np.zeros(shape, np.intp)  # [N, A] actions that are not counted yet
+        self._counted_of = np.zeros((count, agents))  # [N, A] each agent's
+        self._steps = np.zeros((count, agents), np.intp)  # [N, A] actions that are not counted yet
         self._of_slots = self._steps.reshape(-1)  # [N * A] the same memory
         self._lengths = np.zeros(count, np.intp)  # [N] environment steps that are not counted yet
         self._running = np.zeros(count, np.bool_)  # [N]

@@ -21,10 +21,9 @@ from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.learner_streams import FIRST_WEIGHTS_SECONDS, LearnerStreams
 from juggler.envrunner.multi_agent.line_up import AssignedLineUps
 from juggler.envrunner.rounds import FrozenResult, TrainedResult
-from juggler.envrunner.sampling_worker import SamplingWorker
+from juggler.envrunner.sampling_worker import SamplingWorker, prepare_process, step_back
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import ActingParts, UserCode, refuse_league
-from juggler.envrunner.worker_process import prepare_process, step_back
 from juggler.gateway.agents import ModuleAssignment
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.episode_log import EpisodeLog, EpisodeWriter

@@ -635,29 +635,3 @@ class RecordedWhilePlayed(EpisodeRecorder):
         """Complete what was recorded, and close the environments."""
         self._episodes.complete()
         return self.env.close(**kwargs)
-
-
-def recorded_while_played(
-    env: VectorEnv[Any, Any, Any],
-    config: EnvRunnerConfig,
-    worker: str,
-    factory: Callable[..., Any] | None,
-    report: Callable[[str], None],
-) -> VectorEnv[Any, Any, Any]:
-    """Let environments record their episodes, if the configuration has `record`.
-
-    Args:
-        env: N environments.
-        config: has the directory.
-        worker: the EnvRunner's name.
-        factory: made the environments; None: the name in `config` did.
-        report: as in `SampledEpisodes`.
-
-    Raises:
-        DatasetError: as `SampledEpisodes`.
-    """
-    if not config.record:
-        return env
-    spaces = env.single_observation_space, env.single_action_space
-    spec = spec_of(config, factory)
-    return RecordedWhilePlayed(env, SampledEpisodes(config, worker, *spaces, spec, report))

@@ -284,9 +284,7 @@ class _OneEnvironment(EnvironmentsInTurn):
         due = layout["observations"], layout["actions"]
         own = self.single_observation_space, self.single_action_space
         if own != due:
-            reason = (
-                f"its spaces are {own[0]} and {own[1]}, and those of others {due[0]} and {due[1]}"
-            )
+            reason = f"its spaces are {own}, and those of environment 0 are {due}"
             raise EnvironmentFailed(self.name_of(0), "constructor", reason)
         self._observations, self._rewards = memory["observations"], memory["rewards"]
         self._terminations, self._truncations = memory["terminated"], memory["truncated"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from juggler.runtime.wire.structures import put, space_leaves, to_tree, tree_map
 from juggler.runtime.wire.trees import Path, Tree, flatten, unflatten
 
 
+@dataclass(eq=False)
 class Misfit(Exception):
     """An observation or an action mask does not fit its space.
 
@@ -35,10 +36,8 @@ class Misfit(Exception):
         reason: one line.
     """
 
-    def __init__(self, row: int, reason: str) -> None:
-        super().__init__(row, reason)
-        self.row = row
-        self.reason = reason
+    row: int
+    reason: str
 
 
 class GroupObservations:

@@ -10,7 +10,7 @@ from typing import Any
 
 from juggler.envrunner.agent_returns import add_returns
 from juggler.envrunner.environments.seeding import module_seeds, player_seed, seed_process
-from juggler.envrunner.evaluation import Goal, PlayedEpisodes, load_trees, play_whole_episodes
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes, play_whole_episodes
 from juggler.envrunner.finiteness import NonFiniteBatch, check_return
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.info_numbers import AgentInfos
@@ -26,11 +26,9 @@ from juggler.envrunner.multi_agent.module_slots import ModuleSlots, merged_actio
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
 from juggler.envrunner.rounds import FrozenResult, PlayedRound, TrainedResult
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup
-from juggler.envrunner.stage import ActingParts, UserCode, refuse_league
+from juggler.envrunner.stage import ActingParts, Stage, UserCode, refuse_league
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 
@@ -186,7 +184,7 @@ class MultiAgentSampler:
 _VERY_LONG = 5000  # steps of an environment
 
 
-class MultiAgentStage:
+class MultiAgentStage(Stage):
     """N environments with several agents each.
 
     Args:
@@ -209,10 +207,11 @@ class MultiAgentStage:
         own_code: UserCode,
         frozen: FrozenWeights,
     ) -> None:
+        super().__init__()
+        self._has_league = setup.league
         self._envs, self._steps = envs, setup.env_runner.fragment_steps
         self._own_code, self._frozen = own_code, frozen
         self._warned = False
-        self._parts: dict[str, ActingParts] = {}  # of the modules that are trained
         self._modules: dict[str, ModuleSlots] = {}  # all modules that act
         for module_id, role in cast(envs, setup.agents, setup.modules).items():
             self._modules[module_id] = self._built(role, setup.modules[module_id], seed)
@@ -242,7 +241,7 @@ class MultiAgentStage:
         if acting.digest:
             self._frozen.load(module_id, acting.digest, policy, parts.connectors)
         else:
-            self._parts[module_id] = parts
+            self._parts[module_id], self._policies[module_id] = parts, policy
         # A module that is not trained does not need what its critic sees.
         sees = "observation" if acting.digest else acting.module.critic_sees
         return ModuleSlots(
@@ -268,27 +267,15 @@ class MultiAgentStage:
             for module_id, parts in self._parts.items()
         ]
 
-    def load(self, module_id: str, weights: Tree) -> None:
-        self._modules[module_id].policy.load(self._parts[module_id].as_here(weights))
-
-    def set_connector_state(self, module_id: str, state: State) -> None:
-        self._modules[module_id].connectors.set_state(state)
-
-    def load_trees(self, trees: Mapping[str, Tree]) -> None:
-        trained = {module_id: self._modules[module_id] for module_id in self._parts}
-        into = {module_id: (each.policy, each.connectors) for module_id, each in trained.items()}
-        load_trees(trees, into, missing_ok=self._league is not None)
-
     def reset(self, seed: int) -> None:
         seed_process(seed)
         self._sampler.reset(seed)
 
     def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         played = self._sampler.sample(recorded, versions)
-        for module_id in self._parts:
+        for policy in self._policies.values():
             # Modules of the same class have the same notes.
-            notes = self._modules[module_id].policy.take_notes()
-            played.notes.extend(each for each in notes if each not in played.notes)
+            played.notes.extend(each for each in policy.take_notes() if each not in played.notes)
         if self._league is not None:
             played = replace(played, matches=self._league.pop_ended())
             self._forget_left(self._league)
@@ -313,8 +300,9 @@ class MultiAgentStage:
     def remove_player(self, module_id: str) -> None:
         league = self._of_league()
         self._parts.pop(module_id, None)
+        self._policies.pop(module_id, None)
         if module_id in self._modules:
-            league.forget(module_id, next(iter(self._parts)))
+            league.forget(module_id, next(iter(self._policies)))
             self._forget_left(league)
 
     def _of_league(self) -> AssignedLineUps:

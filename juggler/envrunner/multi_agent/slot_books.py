@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ Floats = NDArray[np.float64]
 _MOST_QUIET = 256
 
 
+@dataclass(eq=False)
 class BrokenRule(Exception):
     """An environment broke PettingZoo's rules.
 
@@ -23,10 +25,8 @@ class BrokenRule(Exception):
         reason: what it did.
     """
 
-    def __init__(self, env: int, reason: str) -> None:
-        super().__init__(env, reason)
-        self.env = env
-        self.reason = reason
+    env: int
+    reason: str
 
 
 class SlotResults(NamedTuple):

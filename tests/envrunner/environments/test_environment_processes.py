@@ -361,3 +361,10 @@ def test_actions_of_another_shape_or_kind_are_errors() -> None:
         env.step(np.array([2.7, 3.9]))
     assert env.step(np.array([2, 3]))[1].tolist() == [2, 3]
     env.close()
+
+
+def test_an_environment_with_other_spaces_than_the_first_is_told() -> None:
+    functions = [Telling, lambda: Telling("continuous")]
+    said = r"environment 1 \(toy\) failed in constructor: its spaces are .* environment 0"
+    with pytest.raises(EnvironmentFailed, match=said):
+        EnvironmentProcesses(functions, MODES[0], 30, "toy")
