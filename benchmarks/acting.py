@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from juggler.envrunner.sampler import Sampler
-from juggler.envrunner.worker_process import numpy_in_one_thread
+from juggler.envrunner.sampling_worker import numpy_in_one_thread
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.modules.acting_part import strip_to_acting
 from juggler.runtime.modules.models import ActorCritic

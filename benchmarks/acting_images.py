@@ -32,7 +32,7 @@ from gymnasium import spaces
 from numpy.lib.stride_tricks import as_strided
 from torch import Tensor, nn
 
-from juggler.envrunner.worker_process import numpy_in_one_thread
+from juggler.envrunner.sampling_worker import numpy_in_one_thread
 from juggler.runtime.modules.acting_part import strip_to_acting
 from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS

@@ -26,7 +26,7 @@ from commands import machine, table
 from gymnasium import spaces
 
 from juggler.client.space_values import Values
-from juggler.envrunner.worker_process import numpy_in_one_thread
+from juggler.envrunner.sampling_worker import numpy_in_one_thread
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.module_player import ModulePlayer
 from juggler.gateway.row_layout import AgentInterface

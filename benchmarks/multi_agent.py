@@ -27,8 +27,8 @@ from commands import machine, table
 from juggler.envrunner.cartpoles import CartPoles
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
-from juggler.envrunner.multi_agent.agent_mapping import cast
 from juggler.envrunner.multi_agent.games import GamesInTurn, ParallelGame, TurnBasedGame
+from juggler.envrunner.multi_agent.line_up import cast
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentSampler
 from juggler.envrunner.multi_agent.pettingzoo_games import find_game, native

@@ -301,8 +301,7 @@ def _play_together(
 ) -> PlayedEpisodes:
     """Play episodes of several agents, each with its module."""
     from juggler.envrunner.evaluation import play_whole_episodes
-    from juggler.envrunner.multi_agent.agent_mapping import cast, random_roles
-    from juggler.envrunner.multi_agent.line_up import line_ups_of
+    from juggler.envrunner.multi_agent.line_up import cast, line_ups_of, random_roles
     from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
     from juggler.envrunner.multi_agent.module_slots import ModuleSlots
     from juggler.runtime.acting.actor import Actor

@@ -63,8 +63,7 @@ from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.envrunner.multi_agent.make_envs import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs, Turn
-from juggler.envrunner.single_agent_stage import SingleAgentStage
-from juggler.envrunner.stage import Stage, UserCode
+from juggler.envrunner.stage import SingleAgentStage, Stage, UserCode
 from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.population import Population
 from juggler.learner.core.state_trees import StateMismatch
@@ -78,6 +77,7 @@ from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.weights import weights_in
 from juggler.runtime.connectors.leaves import holds_masks
 from juggler.runtime.connectors.pipelines import EnvToModule, build_runner_pipelines, is_shipped
+from juggler.runtime.datasets.dataset import Dataset
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -238,7 +238,7 @@ def _environment(
 ) -> tuple[list[AgentGroup], Mapping[str, Space[Any]], Envs]:
     runner = config.env_runner
     if runner.dataset:
-        recorded = RecordedEnvs.of(replace(runner, envs_per_runner=1))
+        recorded = RecordedEnvs(Dataset(runner.dataset), 1)
         if config.plays or is_of_another(runner):
             played = make_vector_env(replace(runner, dataset=""), env_factory, just_one=True)
             recorded.dataset.must_have_the_spaces_of(runner.env, played)

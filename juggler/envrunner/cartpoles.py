@@ -70,6 +70,7 @@ class CartPoles(MultiAgentVectorEnv):
         push *= sin
         push *= weight
         push += self._pushes.take(actions)
+        # The equations of Barto, Sutton and Anderson (1983), in place: N * A numbers each.
         inertia = cos * cos  # [N, A]
         inertia *= -p.length * p.masspole / p.total_mass
         inertia += p.length * 4.0 / 3.0
@@ -79,6 +80,7 @@ class CartPoles(MultiAgentVectorEnv):
         np.multiply(theta_acc, cos, out=x_acc)
         x_acc *= -weight
         x_acc += push
+        # Euler steps, as in Gymnasium.
         change[::2] = self._state[1::2]
         change *= np.multiply(there, p.tau)  # carts of agents that are done stand still
         self._state += change

@@ -141,32 +141,24 @@ class EnvRunnerConfig:
                 f"env_kwargs: {error}: a file must be able to hold it; give env=lambda: "
                 "MyEnv(...) instead, which makes the value itself",
             ) from error
+        # Before wrappers, whose names need Gymnasium.
+        self._check_numbers()
         if self.env_wrappers:
-            from juggler.envrunner.environments.wrappers import wrapper_specs  # imports Gymnasium
+            from juggler.envrunner.environments.find_environment import (
+                wrapper_specs,  # imports Gymnasium
+            )
 
             with wrong_where("env_wrappers"):
                 wrapper_specs(self.env_wrappers)
         if not isinstance(self.record, str):
             raise WrongValue("record", f"record must be a directory, not {self.record!r}")
-        most = self.record_gb
-        if most is not None and not (type(most) in (int, float) and 0 < most < float("inf")):
-            text = f"record_gb must be a number of gigabytes above 0, not {most!r}"
-            raise WrongValue("record_gb", text)
-        counts = ("envs_per_runner", "fragment_steps", "gateway_max_batch", "simulators_per_runner")
-        for name in ("max_episode_steps", *counts):
-            value = getattr(self, name)
-            optional = name == "max_episode_steps"
-            if not (optional and value is None) and (type(value) is not int or value < 1):
-                text = f"{name} must be an integer of at least 1, not {value!r}"
-                raise WrongValue(name, text)
+        # A name from a file is any string.
         for name, kind in (("vectorize", Vectorize), ("autoreset", Autoreset)):
             value = getattr(self, name)
             if value not in get_args(kind):
                 text = f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}"
                 raise WrongValue(name, text)
-        if not 0 <= (wait := self.gateway_max_wait_ms) <= 1000:
-            text = f"gateway_max_wait_ms must be from 0 to 1000, not {wait}"
-            raise WrongValue("gateway_max_wait_ms", text)
+        # An address is checked here, because a gateway would only fail on another host.
         host, colon, port = self.gateway.rpartition(":")
         is_unix = self.gateway.startswith("unix:") and bool(port)
         is_tcp = host and colon and port.isdigit() and int(port) < 65536
@@ -179,11 +171,29 @@ class EnvRunnerConfig:
         for name, points in self.simulator_parameters.items():
             with wrong_where("simulator_parameters"):
                 check_points(name, points)
+        self._must_go_together()
+
+    def _check_numbers(self) -> None:
+        """Raise ValueError if a number is not allowed."""
+        most = self.record_gb
+        if most is not None and not (type(most) in (int, float) and 0 < most < float("inf")):
+            text = f"record_gb must be a number of gigabytes above 0, not {most!r}"
+            raise WrongValue("record_gb", text)
+        counts = ("envs_per_runner", "fragment_steps", "gateway_max_batch", "simulators_per_runner")
+        for name in ("max_episode_steps", *counts):
+            value = getattr(self, name)
+            optional = name == "max_episode_steps"
+            if not (optional and value is None) and (type(value) is not int or value < 1):
+                text = f"{name} must be an integer of at least 1, not {value!r}"
+                raise WrongValue(name, text)
+        # A longer wait would look like a simulator that hangs.
+        if not 0 <= (wait := self.gateway_max_wait_ms) <= 1000:
+            text = f"gateway_max_wait_ms must be from 0 to 1000, not {wait}"
+            raise WrongValue("gateway_max_wait_ms", text)
         seconds = self.step_deadline_seconds
         if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
             text = f"step_deadline_seconds must be a number of seconds above 0, not {seconds!r}"
             raise WrongValue("step_deadline_seconds", text)
-        self._must_go_together()
 
     def _must_go_together(self) -> None:
         """Raise ValueError if two keys contradict each other."""
@@ -198,6 +208,7 @@ class EnvRunnerConfig:
                 "pad_agents with a gateway: simulators pad the spaces of their agents themselves; "
                 "leave it out"
             )
+        # Keys of simulators, which pass nothing on to environments in Python.
         if self.simulator_parameters and not self.gateway:
             raise ValueError(
                 "simulator_parameters without simulator or gateway: environments in Python have "

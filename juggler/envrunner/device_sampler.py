@@ -21,9 +21,9 @@ from juggler.envrunner.environments.accepted_vector import (
     on_host,
     with_leaves,
 )
+from juggler.envrunner.environments.action_masks import ObservedChoices
 from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
-from juggler.envrunner.environments.legal_actions import ObservedChoices
-from juggler.envrunner.sampler import Sampler, refuse_late_mask, write_tree
+from juggler.envrunner.sampler import Sampler, refuse_late_mask
 from juggler.runtime.acting.actor import Actor, Contexts
 from juggler.runtime.connectors.connector import ContextConnector
 from juggler.runtime.connectors.leaves import holds_masks
@@ -53,6 +53,7 @@ def why_on_host(
         return "every step is recorded"
     if autoreset_mode(env) is AutoresetMode.DISABLED:
         return 'metadata["autoreset_mode"] is DISABLED: let the environments reset themselves'
+    # Each connector that acts must take tensors.
     around = [*connectors.stored, *connectors.contexts.values(), *module_to_env.connectors]
     for each in around:
         if isinstance(each, ContextConnector):
@@ -99,15 +100,8 @@ class DeviceSampler(Sampler):
         assert device is not None
         self._chosen, self._inputs = [], []
         observation, self._observation = self._observation, None
-        if self._columns is None:
-            self._columns = _DeviceColumns(self._rows, self._steps, device)
-            shape, connectors = (self._rows, self._steps), self._connectors
-            self._plain_steps = _DeviceObservations(zeros(self._space, shape), device)
-            rewritten = zeros(connectors.observation_space, shape)
-            self._kept_steps = (
-                _DeviceObservations(rewritten, device) if connectors.rewrites else self._plain_steps
-            )
-        columns, next_step = self._columns, self._autoreset is AutoresetMode.NEXT_STEP
+        columns, next_step = self._own_columns(device), self._autoreset is AutoresetMode.NEXT_STEP
+        # Flags of episodes stay on the device, like everything in a step.
         over = torch.as_tensor(self._resetting, device=device)  # [N]
         first = torch.as_tensor(self._first, device=device)  # [N]
         infos: list[dict[str, Any]] = []  # T
@@ -120,34 +114,55 @@ class DeviceSampler(Sampler):
             if self._connectors.rewrites:
                 seen = self._kept_steps.keep(t, self._connectors.with_numbers(seen, numbers))
             before = clock()
+            # The tensors stay here: nothing may wait for a step's numbers.
             with torch.no_grad():
                 sent, chosen, inputs = policy.act(seen, first=first, keep=t == 0)  # [N, ...]
+            # A row's states are the ones before its first step.
             if t == 0:
                 self._states = policy.states_before()
             self._chosen.append(chosen)
             if inputs is not None:
                 self._inputs.append(inputs)
             between = clock()
-            observation, *results, given = self._env.step(sent)
+            observation, rewards, terminated, truncated, given = self._env.step(sent)
             environment += clock() - between
             inference += between - before
-            done = columns.write(t, *results)  # [N]
+            # On the device, where a copy does not wait for the step.
+            kept = columns.keep(
+                t, {"rewards": rewards, "terminated": terminated, "truncated": truncated}
+            )  # [N] each
+            done = kept["terminated"] | kept["truncated"]  # [N]
             firsts.append(first)
             first, over = (over, done) if next_step else (done, over)
             refuse_late_mask(given)
             infos.append(_kept(given, self._rows))
+        # The copies wait until the device has made all steps.
         waiting = clock()
         self._kept_steps.copy_to(self._observations)
-        columns.copy_to(self._rewards, self._terminated, self._truncated)
-        last = on_host(to_tree(self._space, observation))  # [N, ...]
-        last = self._choices.through(self._connectors, last, lambda row: (row, self._steps))
-        write_tree(self._last_observations, last)
+        columns.copy_to(self._results())
+        self._keep_last(observation)
         seconds.update(environment=environment + clock() - waiting, inference=inference)
-        self._observation = observation
         self._firsts = torch.stack(firsts).cpu().numpy()  # [T, N]
         self._first = first.cpu().numpy()
         self._learn(infos)
         return self._finals_of(infos) if self._autoreset is AutoresetMode.SAME_STEP else []
+
+    def _own_columns(self, device: torch.device) -> _DeviceColumns:
+        """Return the columns of results; the first call makes all columns."""
+        if self._columns is None:
+            self._columns = _DeviceColumns(self._results(), device)
+            shape, connectors = (self._rows, self._steps), self._connectors
+            self._plain_steps = _DeviceColumns(zeros(self._space, shape), device)
+            self._kept_steps = self._plain_steps
+            if connectors.rewrites:
+                rewritten = zeros(connectors.observation_space, shape)
+                self._kept_steps = _DeviceColumns(rewritten, device)
+        return self._columns
+
+    def _results(self) -> dict[str, NDArray[Any]]:
+        """Return the columns [N, T] of what the environments' steps return."""
+        flags = {"terminated": self._terminated, "truncated": self._truncated}
+        return {"rewards": self._rewards, **flags}
 
     def _learn(self, infos: list[dict[str, Any]]) -> None:
         """Let connectors and metrics watch the fragment, now on the host."""
@@ -188,8 +203,8 @@ class DeviceSampler(Sampler):
         return finals
 
 
-class _DeviceObservations:
-    """A fragment's observations on a device, in memory that is reused.
+class _DeviceColumns:
+    """Columns of a fragment on a device, in memory that is reused.
 
     Args:
         like: [N, T, ...], a tree of arrays.
@@ -207,9 +222,9 @@ class _DeviceObservations:
         first = next(tree_leaves(like))[1]
         self._steps = [tree_map(itemgetter(t), self._whole) for t in range(first.shape[1])]
 
-    def keep(self, t: int, observation: Any) -> Any:
-        """Keep and return the observations [N, ...] of step t."""
-        tree_map(self._copy, self._steps[t], observation)
+    def keep(self, t: int, given: Any) -> Any:
+        """Keep and return the values [N, ...] of step t."""
+        tree_map(self._copy, self._steps[t], given)
         return self._steps[t]
 
     def copy_to(self, arrays: Any) -> None:
@@ -218,35 +233,6 @@ class _DeviceObservations:
 
     def _copy(self, into: Tensor, given: Any) -> None:
         into.copy_(torch.as_tensor(given, device=self._device))
-
-
-class _DeviceColumns:
-    """A fragment's columns on a device, in memory that is reused.
-
-    Args:
-        rows: N, environments.
-        steps: T.
-        device: of the environments.
-    """
-
-    def __init__(self, rows: int, steps: int, device: torch.device) -> None:
-        self._device = device
-        self._rewards = torch.empty((steps, rows), device=device)
-        self._terminated = torch.empty((steps, rows), dtype=torch.bool, device=device)
-        self._truncated = torch.empty((steps, rows), dtype=torch.bool, device=device)
-
-    def write(self, t: int, *given: Any) -> Tensor:
-        """Keep rewards and flags [N] of step t -> the ends [N]."""
-        columns = (self._rewards, self._terminated, self._truncated)
-        for column, each in zip(columns, given, strict=True):
-            column[t].copy_(torch.as_tensor(each, device=self._device))
-        return self._terminated[t] | self._truncated[t]
-
-    def copy_to(self, rewards: Any, terminated: Any, truncated: Any) -> None:
-        """Copy the fragment into arrays [N, T]."""
-        _copy_over(rewards, self._rewards)
-        _copy_over(terminated, self._terminated)
-        _copy_over(truncated, self._truncated)
 
 
 def _numbers(connectors: EnvToModule, device: torch.device) -> dict[str, Tensor]:

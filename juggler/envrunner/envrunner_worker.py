@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from juggler.envrunner.agent_returns import has_metrics_by_agent, to_messages
+from juggler.envrunner.datasets.dataset_writer import RecordedWhilePlayed, SampledEpisodes, spec_of
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
-from juggler.envrunner.datasets.sampled_episodes import recorded_while_played
 from juggler.envrunner.environments.find_environment import VectorEnvironment
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import environment_in, make_vector_env
@@ -22,14 +22,13 @@ from juggler.envrunner.evaluation import Goal
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.learner_streams import LearnerStreams
-from juggler.envrunner.sampling_worker import SamplingWorker
+from juggler.envrunner.sampling_worker import SamplingWorker, prepare_process, step_back
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
-from juggler.envrunner.single_agent_stage import SingleAgentStage
-from juggler.envrunner.stage import Stage, UserCode
-from juggler.envrunner.worker_process import prepare_process, step_back
+from juggler.envrunner.stage import SingleAgentStage, Stage, UserCode
 from juggler.runtime.actors.attachment import Attachment, Contact
 from juggler.runtime.actors.worker import Inbox, attach_and_run
 from juggler.runtime.connectors.mergeable_state import check, from_bytes
+from juggler.runtime.datasets.dataset import Dataset
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
@@ -71,12 +70,19 @@ def build_stage(
             stage = MultiAgentStage(setup, envs, seed, own_code, frozen)
             step_back()
         else:
+            # One agent: its vector samples faster than games do.
             env: VectorEnvironment
             if setup.env_runner.dataset:
-                env = RecordedEnvs.of(setup.env_runner)
+                recorded = Dataset(setup.env_runner.dataset)
+                env = RecordedEnvs(recorded, setup.env_runner.envs_per_runner)
             else:
                 env = make_vector_env(setup.env_runner, env_factory, index)
-                env = recorded_while_played(env, setup.env_runner, worker_id, env_factory, report)
+                # Around masks, so that a data set has them, too.
+                if setup.env_runner.record:
+                    spaces = env.single_observation_space, env.single_action_space
+                    spec = spec_of(setup.env_runner, env_factory)
+                    own = setup.env_runner, worker_id, *spaces, spec, report
+                    env = RecordedWhilePlayed(env, SampledEpisodes(*own))
             undo.callback(env.close)
             stage = SingleAgentStage(setup, env, seed, own_code)
             step_back(env)
@@ -213,6 +219,7 @@ class EnvRunner(SamplingWorker):
             for command_id, request in requests.items()
             if self._can_record(command_id, request)
         }
+        # Without a learner there is nothing to sample for.
         if not recorded:
             return
         self._update_others({request.module_id for request in recorded.values()})
@@ -223,10 +230,12 @@ class EnvRunner(SamplingWorker):
         seeds = [each.seed for each in recorded.values() if each.HasField("seed")]
         if seeds:
             self._stage.reset(seeds[0])
+        # Modules of a round may have weights of different versions.
         versions = {
             module_id: streams.version or Version(0, 0)
             for module_id, streams in self._streams.items()
         }
+        # The wait for weights ends here.
         sampling = time.perf_counter()
         self._rounds += 1
         try:
@@ -272,6 +281,7 @@ class EnvRunner(SamplingWorker):
                 streams.version = None  # the learner's weights have to be loaded again
         else:
             version = self._use_newest(command.connector_state)
+        # The same seed plays the same episodes, also after others.
         seed_process(command.seed)
         goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
         played = self._stage.evaluate(
@@ -281,6 +291,7 @@ class EnvRunner(SamplingWorker):
             most_steps=command.most_steps,
             goal=goal,
         )
+        # After the evaluation, since a film may fail.
         if command.video:
             assert self._setup_received is not None
             own = self._env_factory, self._own_code, self._warn

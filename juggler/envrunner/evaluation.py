@@ -7,25 +7,183 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from gymnasium.vector import VectorEnv
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from juggler.envrunner.agent_returns import AgentReturns, add_returns
-from juggler.envrunner.environments.gymnasium_turns import GymnasiumTurns
-from juggler.envrunner.environments.legal_actions import LegalActions, ObservedChoices
+from juggler.envrunner.environments.action_masks import LegalActions, ObservedChoices
+from juggler.envrunner.environments.autoreset import autoreset_mode, last_observation
+from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.finiteness import check_return
-from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
+from juggler.envrunner.multi_agent.turns import ALONE, AgentGroup, GroupTurn, MultiAgentEnvs, Turn
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.weights import WEIGHTS
 from juggler.runtime.connectors.mergeable_state import check
 from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.structures import put, take, to_tree, zeros
 from juggler.runtime.wire.trees import Tree
 
 if TYPE_CHECKING:
     from juggler.envrunner.multi_agent.line_up import LineUps
     from juggler.envrunner.multi_agent.module_slots import ModuleSlots
+
+
+class GymnasiumTurns:
+    """N environments with one agent each, as `MultiAgentEnvs`.
+
+    All slots are `acting` at every turn. Under NEXT_STEP autoreset, slots whose next step only
+    resets are `idle`.
+
+    Args:
+        env: N environments, with any autoreset mode.
+
+    Raises:
+        ValueError: the vector's metadata has no autoreset mode.
+    """
+
+    agents: tuple[str, ...] = (ALONE,)
+    critic_spaces: Mapping[str, Space[Any]]
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        self.env, self.num_envs = env, env.num_envs
+        self._space = env.single_observation_space
+        self.groups: tuple[AgentGroup, ...] = (
+            AgentGroup(self.agents, self._space, env.single_action_space),
+        )
+        self.critic_spaces = {}
+        self._autoreset = autoreset_mode(env)
+        self._all = np.arange(self.num_envs)  # [N]
+        self._none = np.zeros(0, np.intp)
+        self._no_flags = np.zeros(0, np.bool_)
+        self._no_returns = np.zeros((0, 1))
+        self._no_observations = zeros(self._space, (0,))  # [0, ...]
+        self._not_first = np.zeros(self.num_envs, np.bool_)  # [N]
+        self._begin()
+
+    def _begin(self) -> None:
+        self._idle: NDArray[np.bool_] | None = None  # [N] environments whose next step only resets
+        self._returns = np.zeros(self.num_envs)  # [N] of the running episodes
+        self._steps = 0  # since the reset
+        self._began = np.zeros(self.num_envs, np.intp)  # [N] the step with which they began
+
+    def reset(self, seed: int) -> Turn:
+        shown = reset_environments(self.env, seed)  # [N, ...]
+        self._begin()
+        first = np.ones(self.num_envs, np.bool_)  # [N]
+        return self._turn(shown, np.zeros(self.num_envs), first, began=self._all)
+
+    def step(self, actions: Sequence[Any]) -> Turn:
+        shown, rewards, terminated, truncated, infos = self.env.step(actions[0])
+        rewards = np.array(rewards, np.float64)  # [N] a copy
+        done = np.logical_or(terminated, truncated)  # [N]
+        began, idle = self._none, self._idle
+        self._steps += 1
+        if idle is not None:  # their episodes have begun, and the step's results do not count
+            rewards[idle] = 0
+            done &= ~idle
+            began = idle.nonzero()[0]  # [K]
+            self._began[began], self._returns[began] = self._steps, 0
+            self._idle = None
+        # Rewards of the last episode are not among them.
+        self._returns += rewards
+        if not np.count_nonzero(done):
+            first = self._not_first if idle is None else idle
+            return self._turn(shown, rewards, first, began=began)
+        over = done.nonzero()[0]  # [L]
+        terminated = np.asarray(terminated)[over]  # [L]
+        last = self._last_observations(shown, infos, over, terminated)  # [L, ...]
+        if self._autoreset is AutoresetMode.DISABLED:
+            shown, _ = self.env.reset(options={"reset_mask": done})
+        # A last reward belongs to the ended episode, not to the next action.
+        ended = (
+            last,
+            rewards[over],
+            terminated,
+            self._returns[over],
+            self._steps - self._began[over],
+        )
+        rewards[over] = 0
+        if self._autoreset is AutoresetMode.NEXT_STEP:
+            first, self._idle = self._not_first if idle is None else idle, done
+        else:
+            first, began = done, over
+            self._began[over], self._returns[over] = self._steps, 0
+        return self._turn(shown, rewards, first, began=began, over=over, ended=ended)
+
+    def _turn(
+        self,
+        shown: Any,
+        rewards: NDArray[np.float64],
+        first: NDArray[np.bool_],
+        *,
+        began: NDArray[np.intp],
+        over: NDArray[np.intp] | None = None,
+        ended: tuple[Any, ...] = (),
+    ) -> Turn:
+        """Assemble a turn.
+
+        Args:
+            shown: observations [N, ...], in Gymnasium's form.
+            rewards: [N] float64, 0 where an episode has just ended or begun.
+            first: [N]
+            began: [K]
+            over: [L]; None: no episode ended.
+            ended: last observations [L, ...], last rewards, terminated, returns and lengths [L].
+        """
+        none = self._none
+        if over is None:
+            over, no_rewards = none, self._no_returns[:, 0]
+            ended = self._no_observations, no_rewards, self._no_flags, no_rewards, none
+        last_observations, last_rewards, terminated, returns, lengths = ended
+        # Rows that only reset are in it, because the vector needs all actions.
+        group = GroupTurn(
+            self._all,
+            to_tree(self._space, shown),
+            first,
+            rewards,
+            over,
+            last_observations,
+            last_rewards,
+            terminated,
+            self._idle,
+        )
+        return Turn((group,), began, over, returns, lengths, returns[:, None])
+
+    def _last_observations(
+        self,
+        shown: Any,
+        infos: Any,
+        over: NDArray[np.intp],
+        terminated: NDArray[np.bool_],
+    ) -> Tree:
+        """Copy the last observations [L, ...] of ended episodes.
+
+        Under SAME_STEP autoreset, a terminated episode may have no last observation: it is zeros.
+
+        Raises:
+            EnvironmentFailed: a truncated episode's observation is missing, or does not fit.
+        """
+        if self._autoreset is not AutoresetMode.SAME_STEP:
+            found: Tree = take(to_tree(self._space, shown), over)
+            return found
+        found = zeros(self._space, (len(over),))
+        for k, (row, ends) in enumerate(zip(over.tolist(), terminated.tolist(), strict=True)):
+            last = last_observation(self._space, infos, row, terminated=ends)
+            if last is not None:
+                put(found, k, last)
+        return found
+
+    def returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return self._returns.copy(), self._returns[:, None].copy()
+
+    def overdue(self, steps: int) -> str:
+        return ""  # an environment may have one episode without end
+
+    def close(self) -> None:
+        self.env.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +217,6 @@ class PlayedEpisodes(NamedTuple):
     returns: list[float]
     lengths: list[int]
     agent_returns: AgentReturns
-
-
-def load_trees(
-    trees: Mapping[str, Tree],
-    into: Mapping[str, tuple[Actor, EnvToModule]],
-    *,
-    missing_ok: bool = False,
-) -> None:
-    """Load a checkpoint of this run into policies and their connectors.
-
-    Args:
-        trees: as `playing_trees` returns them.
-        into: by module id.
-        missing_ok: modules that are not in the checkpoint stay as they are.
-
-        Raises:
-            ValueError: a module is missing, or its part does not fit.
-    """
-    for module_id, (policy, connectors) in into.items():
-        tree: Any = trees.get(module_id)
-        if tree is None and missing_ok:
-            continue
-        if tree is None:
-            raise ValueError(f"the checkpoint to play has no weights of module {module_id!r}")
-        load_tree(module_id, tree, policy, connectors)
 
 
 def load_tree(module_id: str, tree: Any, policy: Actor, connectors: EnvToModule) -> None:
@@ -157,62 +290,105 @@ def whole_episodes(
     Raises:
         EnvironmentFailed: an environment failed, or a return was not finite in float32.
     """
-    count, agents = envs.num_envs, len(envs.agents)
+    count = envs.num_envs
     limit = np.full(count, episodes) if first_that_begin else shares(episodes, count)  # [N]
-    numbers = np.zeros(count, np.intp)  # [N] of the running episodes
-    counted = np.zeros(count)  # [N] of the running episode's return
-    counted_of = np.zeros((count, agents))  # [N, A] the same, of each agent's
-    steps = np.zeros((count, agents), np.intp)  # [N, A] actions that are not counted yet
-    of_slots = steps.reshape(-1)  # [N * A] the same memory
-    lengths = np.zeros(count, np.intp)  # [N] environment steps that are not counted yet
-    running = np.zeros(count, np.bool_)  # [N]
-    begun = done = step = 0
+    books = _EpisodeBooks(envs, limit, most_steps, first_that_begin)
+    done = step = 0
     turn = envs.reset(seed)
     while done < episodes:
-        if first_that_begin:
-            numbers[turn.began] = begun + np.arange(len(turn.began))
-            begun += len(turn.began)
-        for group in turn.groups:
-            of_slots[group.acting] += 1
-        running[turn.began] = True
+        books.act(turn)
         turn = envs.step(act(turn))
         step += 1
-        stepped = slice(None) if turn.stepped is None else turn.stepped
-        lengths[stepped] += running[stepped]
-        running[turn.over] = False
-        rows, so_far, so_far_of = turn.over, turn.env_returns, turn.agent_returns  # [L, ...]
-        if most_steps:
-            for group in turn.groups:  # an agent that ends may have acted before the last limit
-                of_slots[group.ended] = np.maximum(of_slots[group.ended], 1)
-            reached = np.setdiff1d(np.flatnonzero(lengths == most_steps), rows)  # [R]
-            returns, of_each = envs.returns()  # [N], [N, A]
-            returns[rows], of_each[rows] = so_far, so_far_of
-            rows = np.union1d(rows, reached)  # [L + R]
-            so_far, so_far_of = returns[rows], of_each[rows]
-        found: list[Episode] = []
-        if len(rows):
-            acted = steps[rows] > 0  # [L, A]
-            of_agents = np.where(acted, so_far_of - counted_of[rows], np.nan)  # [L, A]
-            totals = (so_far - counted[rows]).tolist()
-            for k, (row, total) in enumerate(zip(rows.tolist(), totals, strict=True)):
-                if numbers[row] < limit[row]:
-                    at = row, int(numbers[row])
-                    mine, own_steps = of_agents[k], steps[row].copy()  # [A] both
-                    found.append(Episode(*at, total, int(lengths[row]), mine, own_steps))
-                    for each in (total, *mine[acted[k]].tolist()):
-                        check_return(row, each)
-            if not first_that_begin:
-                numbers[rows] += 1
-            continues = ~np.isin(rows, turn.over) if most_steps else False  # [L]
-            counted[rows] = np.where(continues, so_far, 0)
-            kept = np.where(acted, so_far_of, counted_of[rows])  # [L, A]
-            counted_of[rows] = np.where(continues, kept.T, 0).T
-            steps[rows], lengths[rows] = 0, 0
+        found = books.ended(turn)
         done += len(found)
         if watch is not None:
             watch(done, step)
         if found:
             yield found
+
+
+class _EpisodeBooks:
+    """Accounts of the running episodes of N environments with A agents.
+
+    Args:
+        envs: the environments.
+        limit: [N] number of the episode from which on episodes are not counted.
+        most_steps: as in `whole_episodes`.
+        first_that_begin: as in `whole_episodes`.
+    """
+
+    def __init__(
+        self,
+        envs: MultiAgentEnvs,
+        limit: NDArray[np.intp],
+        most_steps: int,
+        first_that_begin: bool,
+    ) -> None:
+        self._envs, self._limit = envs, limit
+        self._most_steps, self._first_that_begin = most_steps, first_that_begin
+        count, agents = envs.num_envs, len(envs.agents)
+        self._numbers = np.zeros(count, np.intp)  # [N] of the running episodes
+        self._begun = 0
+        # What earlier counts, at the limit of steps, had of the running episodes.
+        self._counted = np.zeros(count)  # [N]
+        self._counted_of = np.zeros((count, agents))  # [N, A] each agent's
+        self._steps = np.zeros((count, agents), np.intp)  # [N, A] actions that are not counted yet
+        self._of_slots = self._steps.reshape(-1)  # [N * A] the same memory
+        self._lengths = np.zeros(count, np.intp)  # [N] environment steps that are not counted yet
+        self._running = np.zeros(count, np.bool_)  # [N]
+
+    def act(self, turn: Turn) -> None:
+        """Count the actions and the new episodes of a turn."""
+        if self._first_that_begin:
+            self._numbers[turn.began] = self._begun + np.arange(len(turn.began))
+            self._begun += len(turn.began)
+        for group in turn.groups:
+            self._of_slots[group.acting] += 1
+        self._running[turn.began] = True
+
+    def ended(self, turn: Turn) -> list[Episode]:
+        """Return the episodes that ended or reached the limit."""
+        stepped = slice(None) if turn.stepped is None else turn.stepped
+        self._lengths[stepped] += self._running[stepped]
+        self._running[turn.over] = False
+        rows, so_far, so_far_of = turn.over, turn.env_returns, turn.agent_returns  # [L, ...]
+        if self._most_steps:
+            rows, so_far, so_far_of = self._with_limit(turn)
+        if not len(rows):
+            return []
+        steps = self._steps[rows]  # [L, A]
+        acted = steps > 0  # [L, A]
+        of_agents = np.where(acted, so_far_of - self._counted_of[rows], np.nan)  # [L, A]
+        # An agent without an action has no return.
+        totals = (so_far - self._counted[rows]).tolist()
+        found = []
+        for k, (row, total) in enumerate(zip(rows.tolist(), totals, strict=True)):
+            if self._numbers[row] < self._limit[row]:
+                at = row, int(self._numbers[row]), total, int(self._lengths[row])
+                found.append(Episode(*at, of_agents[k], steps[k]))
+                for each in (total, *of_agents[k][acted[k]].tolist()):
+                    check_return(row, each)
+        if not self._first_that_begin:
+            self._numbers[rows] += 1
+        # An episode that has only reached the limit continues as another one.
+        continues = ~np.isin(rows, turn.over) if self._most_steps else False  # [L]
+        self._counted[rows] = np.where(continues, so_far, 0)
+        kept = np.where(acted, so_far_of, self._counted_of[rows])  # [L, A]
+        self._counted_of[rows] = np.where(continues, kept.T, 0).T
+        self._steps[rows], self._lengths[rows] = 0, 0
+        return found
+
+    def _with_limit(
+        self, turn: Turn
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.float64]]:
+        """Add environments at the limit: rows [R], returns [R], [R, A]."""
+        for group in turn.groups:  # an agent that ends may have acted before the last limit
+            self._of_slots[group.ended] = np.maximum(self._of_slots[group.ended], 1)
+        reached = np.setdiff1d(np.flatnonzero(self._lengths == self._most_steps), turn.over)
+        returns, of_each = self._envs.returns()  # [N], [N, A]
+        returns[turn.over], of_each[turn.over] = turn.env_returns, turn.agent_returns
+        rows = np.union1d(turn.over, reached)  # [R]
+        return rows, returns[rows], of_each[rows]
 
 
 def _played(
@@ -258,7 +434,7 @@ def evaluate(
     """
     connectors = policy.connectors or EnvToModule({}, {}, env.single_observation_space)
     seen = connectors.observation_space
-    legal = LegalActions.of(seen, env.single_action_space, "an evaluation")
+    legal = LegalActions.of(seen, env.single_action_space)
     choices = ObservedChoices(seen, "an evaluation")
     step = -1
 
@@ -268,13 +444,15 @@ def evaluate(
     def act(turn: Turn) -> list[Any]:
         nonlocal step
         step += 1
+        # An environment with one agent has one group.
         (group,) = turn.groups
         if step:
             policy.rewarded(group.rewards)
+        # Connectors only convert here, and learn nothing.
         tree: Any = choices.through(connectors, group.observations, place)  # [N, ...]
         choices.require(tree, place)
         if legal is not None:
-            legal.require(tree[ACTION_MASK], step, over=group.idle)
+            legal.require(tree[ACTION_MASK], step, "an evaluation", group.idle)
         return [policy.act(tree, first=group.first, explore=explore, keep=False).sent]
 
     envs = GymnasiumTurns(env)
@@ -321,6 +499,7 @@ def play_whole_episodes(
             players.line_up(line_up)
             for slots in modules:
                 slots.line_up(line_up)
+        # All modules act on the same turn.
         parts: list[list[tuple[ModuleSlots, Any]]] = [[] for _ in turn.groups]
         for slots in modules:
             group = slots.role.group

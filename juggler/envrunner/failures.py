@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 from juggler.runtime.user_tracebacks import place_of_readers, traceback_of
 
@@ -99,24 +99,3 @@ class _Failures:
 def failures_of(environment: str, call: str) -> _Failures:
     """Turn exceptions of an environment in this context into `EnvironmentFailed`."""
     return _Failures(environment, call)
-
-
-class ReportsFailures:
-    """Makes `reset` and `step` of a wrapper raise `EnvironmentFailed`.
-
-    Attributes:
-        env: the wrapped environment, or a vector of them.
-        where: its name in the error.
-    """
-
-    env: Any
-    where: str
-
-    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        with failures_of(self.where, "reset"):
-            result: tuple[Any, dict[str, Any]] = self.env.reset(**arguments)
-            return result
-
-    def step(self, actions: Any) -> Any:
-        with failures_of(self.where, "step"):
-            return self.env.step(actions)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from juggler.runtime.episodes.batch import (
 _MOST_RETURN: Final = float(np.finfo(np.float32).max)  # in messages to the driver
 
 
+@dataclass(eq=False)
 class NonFiniteBatch(Exception):
     """A batch holds a number that is not finite or too large.
 
@@ -40,28 +42,16 @@ class NonFiniteBatch(Exception):
         traceback: always "", because the message names the place.
     """
 
-    traceback = ""
+    environment: int
+    step: int
+    column: str
+    live_steps: int
+    why: str = ""
+    agent: str = ""
+    value: float | None = None
+    episode_step: int | None = None
 
-    def __init__(
-        self,
-        environment: int,
-        step: int,
-        column: str,
-        live_steps: int,
-        why: str = "",
-        agent: str = "",
-        value: float | None = None,
-        episode_step: int | None = None,
-    ) -> None:
-        super().__init__(environment, step, column, live_steps, why, agent, value, episode_step)
-        self.environment = environment
-        self.step = step
-        self.column = column
-        self.live_steps = live_steps
-        self.why = why
-        self.agent = agent
-        self.value = value
-        self.episode_step = episode_step
+    traceback: ClassVar[str] = ""
 
     def __str__(self) -> str:
         reason = (

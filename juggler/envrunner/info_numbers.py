@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from numbers import Real
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,7 +14,9 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from juggler.envrunner.agent_returns import has_metrics_by_agent
+from juggler.envrunner.multi_agent.turns import Turn
 from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.near_matches import listed
 from juggler.runtime.wire.v1 import training_pb2
 
 #: Maximum number of reported numbers; later ones are dropped.
@@ -27,7 +31,8 @@ MOST_EPISODES: Final = 100
 NUMBERS: Final = (float, int, np.floating, np.integer, np.bool_)
 LARGEST = 1e300  # so that sums are finite
 _MOST_OTHERS = 1000  # remembered names of values that are not numbers
-_NOT_OF_THE_ENVIRONMENT = (ACTION_MASK, "final_obs", "final_info")
+#: Keys of infos that are not the environment's own.
+NOT_OF_THE_ENVIRONMENT = (ACTION_MASK, "final_obs", "final_info")
 
 
 class InfoNumber(NamedTuple):
@@ -147,6 +152,7 @@ class InfoWatch:
                 number = self._numbers[name] = self._begin()
             elif not self._are_numbers(given):
                 continue  # this time it is something else
+            # As in Gymnasium, "_NAME" marks the environments that gave it.
             there = infos.get(f"_{name}")  # [N] where an environment gave it; None: everywhere
             if not self._are_flags(there):
                 there = None
@@ -177,7 +183,7 @@ class InfoWatch:
             self._are_numbers(given)
             and isinstance(name, str)
             and not name.startswith("_")
-            and name not in _NOT_OF_THE_ENVIRONMENT
+            and name not in NOT_OF_THE_ENVIRONMENT
             and is_name(name)
             and not names_another(name, self._agents, self._agents)
             and len(self._numbers) < self._most_names
@@ -207,6 +213,7 @@ class InfoWatch:
         at = np.flatnonzero(begins)  # [S] where each begins among all steps
         rows = at // done.shape[1]  # [S]
         ends = np.append(at[1:], done.size) - 1  # [S] its last step among all
+        # Sums over segments at once: a loop over episodes would take longer than their steps.
         ended = done.ravel()[ends]  # [S]
         first = np.ones(len(rows), np.bool_)  # [S] continues the running episode of its row
         first[1:] = rows[1:] != rows[:-1]
@@ -215,6 +222,7 @@ class InfoWatch:
         by_step = np.argsort(ends[ended] % done.shape[1], kind="stable")
         order = np.flatnonzero(ended)[by_step]  # [E]
         found: InfoNumbers = {}
+        # Numbers that are too large or not finite are left out.
         for name, number in self._numbers.items():
             values = number.values  # [N, T]
             counted = np.abs(values) <= LARGEST  # [N, T]
@@ -224,6 +232,7 @@ class InfoWatch:
             counts = _reduce(np.add, counted.astype(np.int64), at)  # [S]
             least = _reduce(np.minimum, np.where(counted, values, np.inf), at)  # [S]
             most = _reduce(np.maximum, np.where(counted, values, -np.inf), at)  # [S]
+            # The running episode of a row continues with its first segment.
             sums[first] += number.sums
             counts[first] += number.counts
             least[first] = np.minimum(least[first], number.least)
@@ -233,6 +242,7 @@ class InfoWatch:
             number.least = np.where(ended, np.inf, least)[last]
             number.most = np.where(ended, -np.inf, most)[last]
             values[:] = np.nan
+            # Only episodes that gave the number report it.
             given = order[counts[order] > 0]  # [E'] episodes that gave it
             agents = rows[given] % len(self._before_names)  # [E']
             for place, before in enumerate(self._before_names):
@@ -283,3 +293,80 @@ def _reduce(function: np.ufunc, values: NDArray[Any], at: NDArray[np.intp]) -> N
     """Reduce steps [R, T] between these places: [S]."""
     reduced: NDArray[Any] = function.reduceat(values.ravel(), at)
     return reduced
+
+
+#: Types of values that an environment may have meant as numbers of its agents.
+_MEANT: Final = (np.ndarray, Mapping, Real)
+
+
+def arrays_in(
+    infos: Mapping[str, Any], shape: tuple[int, int]
+) -> tuple[dict[str, NDArray[Any]], Callable[[], str] | None]:
+    """Flatten infos [N, A] to new arrays [N * A], by name.
+
+    Also returns a function that describes the infos that nothing reads (`Turn.unread`), or None.
+    """
+    found: dict[str, NDArray[Any]] = {}
+    others: list[str] = []
+    for name, given in infos.items():
+        if isinstance(given, np.ndarray) and given.shape == shape:
+            found[name] = given.flatten()
+        elif isinstance(given, _MEANT):
+            others.append(str(name))
+    return found, partial(_of_others, others, shape) if others else None
+
+
+def _of_others(names: Collection[str], shape: tuple[int, int]) -> str:
+    return (
+        f"{listed(names)}, and no array of the shape {list(shape)} there: nothing reads that. "
+        "Infos have arrays [num_envs, agents] by name"
+    )
+
+
+def unknown_agents(names: Collection[str], agents: Sequence[str]) -> str:
+    """Describe infos under names that are not agents."""
+    return (
+        f"{listed(sorted(names))}, and no agent is called so: nothing reads that. Infos have a "
+        f"dict for each agent, as in {{{agents[0]!r}: {{...}}}}"
+    )
+
+
+class AgentInfos:
+    """Collects numbers in infos of N environments with A agents each.
+
+    An agent's numbers count from its first action on, and are reported when the episode of its
+    environment ends. With many agents, numbers are not reported by agent.
+
+    Args:
+        num_envs: N.
+        agents: their A names.
+        steps: T, environment steps of a round.
+    """
+
+    def __init__(self, num_envs: int, agents: Sequence[str], steps: int) -> None:
+        self._slots = num_envs * len(agents)
+        self._agents = len(agents)
+        # An episode's numbers are read before the next one begins.
+        mode = AutoresetMode.DISABLED
+        self._watch = InfoWatch(self._slots, steps, mode, reported_agents(agents))
+        self._over = np.zeros((num_envs, steps), np.bool_)
+
+    def restart(self) -> None:
+        """Drop all running episodes."""
+        self._watch.restart()
+        self._over[:] = False
+
+    def see(self, turn: Turn, t: int) -> None:
+        """Record step t of a round."""
+        if turn.infos:
+            stepped = np.zeros(self._slots, np.bool_)  # [N * A]
+            for group in turn.groups:
+                stepped[group.acting[~group.first]] = stepped[group.ended] = True
+            self._watch.record(turn.infos, t, stepped)
+        self._over[turn.over, t] = True
+
+    def advance(self) -> InfoNumbers:
+        """Aggregate a round, after all its steps were recorded."""
+        found = self._watch.advance(None, np.repeat(self._over, self._agents, 0))
+        self._over[:] = False
+        return found

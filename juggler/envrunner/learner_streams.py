@@ -87,6 +87,7 @@ class LearnerStreams:
             if worker_id not in now or now[worker_id].incarnation != incarnation:
                 sender.close()
                 del self.senders[worker_id]
+        # A learner that came back has another incarnation, and so a new sender.
         for worker_id, learner in now.items():
             if worker_id not in self.senders:
                 sender = EpisodeSender(
@@ -154,6 +155,7 @@ class LearnerStreams:
         except EndpointError as error:  # the directory has changed since this worker started
             self._shares_nothing(f"shares no memory: {error}")
             return ""
+        # A learner on another host has no socket in this directory.
         if not found or is_there(found):
             return found
         directory = os.path.dirname(path_in_shared_directory(found))
@@ -164,13 +166,17 @@ class LearnerStreams:
         return ""
 
     def _subscribe(self, learner: training_pb2.Learners.Learner | None) -> None:
+        # A learner that came back serves weights at another address.
         incarnation = learner.incarnation if learner else ""
         if incarnation == self._subscribed_to:
             return
         if self._subscription is not None:
             self._subscription.close()
+        # Weights of the former learner are not used any more.
         self._subscribed_to, self._subscription = incarnation, None
+        # One process of a host may read them for all: see `Meeting`.
         if learner is not None:
+            run = self._contact.token, self._attachment.run_id
             self._subscription = WeightsSubscription(
                 self._reachable(learner),
                 self._metadata,
@@ -180,12 +186,7 @@ class LearnerStreams:
                 module_id=self.module_id,
                 inline=self._shares_nothing,
                 memory=self._memory_of(learner),
-                meeting=Meeting(
-                    self._contact.token,
-                    self._attachment.run_id,
-                    learner.incarnation,
-                    self.module_id,
-                ),
+                meeting=Meeting(*run, learner.incarnation, self.module_id),
                 alone=self._report_once,
             )
 

@@ -89,23 +89,6 @@ class FrozenResult:
 
 
 @dataclass(frozen=True, slots=True)
-class EndedMatch:
-    """Outcome of a match of a league.
-
-    Attributes:
-        match_id: from the driver.
-        attempt: number of times that its line-up was drawn again.
-        returns: of each agent, in the order of the Setup's agents; NaN: it never acted.
-        length: environment steps.
-    """
-
-    match_id: int
-    attempt: int
-    returns: list[float]
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
 class PlayedRound:
     """Results of fragment_steps steps of each environment.
 
@@ -118,7 +101,8 @@ class PlayedRound:
         env_lengths: their numbers of environment steps.
         others: results by id of a module that is not trained.
         agent_returns: returns of each agent in these episodes.
-        matches: of a league, that ended.
+        matches: of a league, that ended, with the returns of each agent in the order of the Setup's
+            agents; NaN: it never acted.
         notes: to log once: how modules act, and which agent does not end.
         infos: numbers in the environments' infos, of the episodes that ended.
     """
@@ -129,6 +113,6 @@ class PlayedRound:
     env_lengths: list[int] = field(default_factory=list)
     others: Mapping[str, FrozenResult] = field(default_factory=dict)
     agent_returns: AgentReturns = field(default_factory=dict)
-    matches: list[EndedMatch] = field(default_factory=list)
+    matches: list[training_pb2.MatchResult] = field(default_factory=list)
     notes: list[training_pb2.Note] = field(default_factory=list)
     infos: InfoNumbers = field(default_factory=dict)

@@ -14,12 +14,17 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.environments.accepted_vector import on_host
+from juggler.envrunner.environments.action_masks import (
+    LegalActions,
+    ObservedChoices,
+    find_non_binary,
+)
 from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
-from juggler.envrunner.environments.legal_actions import LegalActions, ObservedChoices
 from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFiniteBatch, check_finite
 from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch
+from juggler.envrunner.paced.paced_rows import segments_of
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.connector import NonFiniteObservation
 from juggler.runtime.connectors.leaves import holds_masks
@@ -29,19 +34,6 @@ from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
-
-
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """S segments by row and start: one episode's live steps each."""
-
-    episodes: NDArray[np.uint64]  # [S]
-    rows: NDArray[np.int32]  # [S]
-    starts: NDArray[np.int32]  # [S]
-    lengths: NDArray[np.int32]  # [S]
-    offsets: NDArray[np.int32]  # [S]
-    episode_returns: NDArray[np.float64]  # [E] episodes that ended here, by their last steps
-    episode_lengths: NDArray[np.int64]  # [E]
 
 
 class RunningEpisodes:
@@ -66,26 +58,25 @@ class RunningEpisodes:
 
     def advance(
         self, rewards: NDArray[np.float32], done: NDArray[np.bool_], live: NDArray[np.bool_]
-    ) -> Segments:
+    ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64], NDArray[np.int64]]:
         """Account for one fragment.
 
         Args:
             rewards: [N, T]; 0 where a step is not live.
             done: [N, T], the last step of an episode.
             live: [N, T]; false only after an end.
-        """
-        first_steps = live.copy()  # [N, T]
-        first_steps[:, 1:] &= ~live[:, :-1] | done[:, :-1]
-        last_steps = done.copy()  # [N, T]
-        last_steps[:, -1] |= live[:, -1]
-        rows, starts = np.nonzero(first_steps)  # [S] both
-        ends = np.nonzero(last_steps)[1]  # [S]
 
+        Returns:
+            The columns [S] of its segments by row and start, and the returns [E] and lengths [E] of
+            the episodes that ended, by their last steps.
+        """
+        rows, starts, ends = segments_of(live, done)  # [S] each
         # The first segment of a row belongs to its running episode, all others to new ones.
         continues = np.ones(len(rows), np.bool_)  # [S]
         continues[1:] = rows[1:] != rows[:-1]
         episodes = self._ids[rows]  # [S]
         episodes[~continues] = self._new_ids(int(np.count_nonzero(~continues)))
+        # An episode's returns and lengths include its steps in earlier fragments.
         lengths = ends - starts + 1  # [S]
         offsets = np.where(continues, self._lengths[rows], 0)  # [S]
         # Sums from each start to the next one; steps between segments have reward 0.
@@ -102,16 +93,16 @@ class RunningEpisodes:
         over = at[ended[last]]  # rows whose next step starts an episode
         self._ids[over] = self._new_ids(len(over))
 
+        # In the order of time, as a run reports them.
         order = np.flatnonzero(ended)[np.argsort(ends[ended], kind="stable")]  # [E]
-        return Segments(
-            episodes=episodes,
-            rows=rows.astype(np.int32),
-            starts=starts.astype(np.int32),
-            lengths=lengths.astype(np.int32),
-            offsets=offsets.astype(np.int32),
-            episode_returns=returns[order],
-            episode_lengths=(offsets + lengths)[order],
-        )
+        columns: dict[str, NDArray[Any]] = {
+            "segment_episodes": episodes,
+            "segment_rows": rows.astype(np.int32),
+            "segment_starts": starts.astype(np.int32),
+            "segment_lengths": lengths.astype(np.int32),
+            "segment_offsets": offsets.astype(np.int32),
+        }
+        return columns, returns[order], (offsets + lengths)[order]
 
     def _new_ids(self, count: int) -> NDArray[np.uint64]:
         self._next_id += count
@@ -184,7 +175,7 @@ class Sampler:
         self._inputs: list[Any] = []  # T x [N, D], of the actions' distribution
         kept = self._connectors.observation_space
         self._plain = not self._connectors.rewrites and isinstance(zeros(kept), np.ndarray)
-        self._legal = LegalActions.of(kept, env.single_action_space, "a fragment")
+        self._legal = LegalActions.of(kept, env.single_action_space)
         self._masked = holds_masks(self._space)
         self._choices = ObservedChoices(kept, "a fragment")
         self.reset(seed)
@@ -199,7 +190,9 @@ class Sampler:
         self._resetting = np.zeros(self._rows, np.bool_)  # [N] the next step only resets
         self._first = np.ones(self._rows, np.bool_)  # [N] the next step is an episode's first
         self._step = 0  # of the fragment
-        self._observation: Any = reset_environments(self._env, seed)  # [N, ...]
+        # [N, ...] that the next fragment begins with; None until the last one is checked.
+        self._observation: Any = reset_environments(self._env, seed)
+        self._next: Any = None  # [N, ...] after the last step
 
     def sample(self, version: tuple[int, int]) -> Fragment:
         """Sample one fragment.
@@ -217,30 +210,21 @@ class Sampler:
             raise RuntimeError("the last fragment failed half-way: call reset first")
         self._make_columns()
         seconds = {"frames": time.perf_counter() - started}
-        try:
-            finals = self._step_through(seconds)
-        except EnvironmentFailed:
-            raise
-        except Exception:  # a bad observation may be the cause
-            seen = tree_map(lambda column: column[:, : self._step + 1], self._observations)
-            self._choices.require(seen, lambda row, step, *_: (row, step))
-            raise
-        observation, self._observation = self._observation, None  # None until everything is checked
-        self._choices.require(self._observations, lambda row, step, *_: (row, step))
-        self._choices.require(self._last_observations, lambda row, *_: (row, self._steps))
+        finals = self._stepped(seconds)
         live = self._set_live()
-        rows, steps, final_observations = self._final_observations(finals)
-        after = (steps + 1).tolist()  # [K]
-        self._choices.require(final_observations, lambda k, *_: (int(rows[k]), after[k]))
+        batch_finals = self._checked_finals(finals)
         finishing = time.perf_counter()
         actions, action_logp = self._actions()
         states = self._states_of_rows(actions)
         seconds["inference"] += time.perf_counter() - finishing
+        # Episodes end here, before the checks: a sampler that has refused a batch must be reset.
         done = self._terminated | self._truncated  # [N, T]
-        segments = self._running.advance(self._rewards, done, live)
+        # Each episode is one segment in each fragment.
+        segments, returns, lengths = self._running.advance(self._rewards, done, live)
         infos = self._infos.advance(live, done)
-        versions = np.empty((2, len(segments.rows)), np.uint64)
+        versions = np.empty((2, len(segments["segment_rows"])), np.uint64)
         versions[0], versions[1] = version
+        # All columns are new arrays: the batch is sent while the next one is sampled.
         batch = EpisodeBatch(
             observations=self._observations,
             actions=actions,
@@ -251,29 +235,48 @@ class Sampler:
             action_logp=action_logp,
             last_observations=self._last_observations,
             states=states,
-            final_observations=final_observations,
-            final_rows=rows.astype(np.int32),
-            final_steps=steps.astype(np.int32),
-            segment_episodes=segments.episodes,
-            segment_rows=segments.rows,
-            segment_starts=segments.starts,
-            segment_lengths=segments.lengths,
-            segment_offsets=segments.offsets,
             segment_generations=versions[0],
             segment_updates=versions[1],
+            **batch_finals,
+            **segments,
         )
+        # A batch that is refused leaves no observation to continue from.
+        delta = self._checked_delta(batch)
+        seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
+        self._observation = self._next
+        return Fragment(batch, returns.tolist(), lengths.tolist(), seconds, delta, infos)
+
+    def _stepped(self, seconds: dict[str, float]) -> list[tuple[int, int, Any]]:
+        """Fill and check the columns; return the same as `_step_through`."""
+
+        def place(row: int, step: int, *_: int) -> tuple[int, int]:
+            return row, step
+
+        try:
+            finals = self._step_through(seconds)
+        except EnvironmentFailed:
+            raise
+        except Exception:  # a bad observation may be the cause
+            seen = tree_map(lambda column: column[:, : self._step + 1], self._observations)
+            self._choices.require(seen, place)
+            raise
+        self._choices.require(self._observations, place)
+        self._choices.require(self._last_observations, lambda row, *_: (row, self._steps))
+        return finals
+
+    def _checked_delta(self, batch: EpisodeBatch) -> State:
+        """Check a batch, and return what connectors have learned from it."""
         try:
             check_finite(batch)
-            delta = self._delta(batch)
+            return self._connectors.take_delta(batch.live)
+        except NonFiniteObservation as error:
+            # A connector that clips may have hidden the number from `check_finite`.
+            raise NonFiniteBatch(error.row, error.step, "observations", batch.live_steps) from error
         except NonFiniteBatch as error:
             if error.column == "action_logp":
                 inputs = self._inputs[error.step][error.environment]
                 error.why = self._policy.why_not_finite(inputs)
             raise
-        seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
-        returns, lengths = segments.episode_returns, segments.episode_lengths
-        self._observation = observation
-        return Fragment(batch, returns.tolist(), lengths.tolist(), seconds, delta, infos)
 
     def _make_columns(self) -> None:
         """Allocate the columns of one fragment."""
@@ -295,23 +298,16 @@ class Sampler:
         observation, self._observation = self._observation, None
         finals: list[tuple[int, int, Any]] = []
         next_step = self._autoreset is AutoresetMode.NEXT_STEP
-        clock, policy, env, legal = time.perf_counter, self._policy, self._env, self._legal
-        connectors, recorded = self._connectors, self._recorded
+        clock, policy, env, recorded = time.perf_counter, self._policy, self._env, self._recorded
         over = self._resetting  # [N] the observation is the last of an episode
         first = self._first if policy.remembers else None  # [N]
         environment = inference = 0.0
         self._chosen, self._inputs = [], []
         for t in range(self._steps):
             self._step = t
-            if self._plain:
-                self._seen[t][...] = observation
-            else:
-                plain = to_tree(self._space, observation)
-                place = lambda row, t=t: (row, t)  # noqa: E731
-                write_tree(self._seen[t], self._choices.through(connectors.watch, plain, place))
-            if legal is not None:
-                legal.require(self._seen[t][ACTION_MASK], t, over if next_step else None)
+            self._see(observation, t, over if next_step else None)
             before = clock()
+            # A data set's actions are taken as they are; the module only keeps its state.
             if recorded is None:
                 acted = policy.act(self._seen[t], first=first, keep=t == 0)
                 sent, chosen, inputs = acted  # [N, ...]
@@ -324,10 +320,12 @@ class Sampler:
             self._chosen.append(chosen)
             if inputs is not None:
                 self._inputs.append(inputs)
+            # What is neither inference nor the environment counts as connectors.
             between = clock()
             observation, rewards, terminated, truncated, infos = env.step(sent)
             environment += clock() - between
             inference += between - before
+            # Copies, because the environments may write the next results into the same memory.
             self._rewards[:, t] = rewards
             self._terminated[:, t] = terminated
             self._truncated[:, t] = truncated
@@ -335,7 +333,7 @@ class Sampler:
                 self._infos.see(infos, t, terminated | truncated)
             if first is not None:
                 policy.rewarded(rewards)
-            if first is not None or legal is not None:
+            if first is not None or self._legal is not None:
                 done = terminated | truncated  # [N]
                 # Under NEXT_STEP, an episode starts after the step that only resets.
                 starts, over = (over, done) if next_step else (done, over)
@@ -347,18 +345,46 @@ class Sampler:
                 if self._autoreset is AutoresetMode.DISABLED:
                     mask = terminated | truncated  # [N]
                     observation, _ = env.reset(options={"reset_mask": mask})
-        if not self._masked:
-            refuse_late_mask(infos)
-        if legal is not None:
-            legal.require_zeros_and_ones(self._observations[ACTION_MASK])
-        last = to_tree(self._space, observation)  # [N, ...]
-        last = self._choices.through(connectors, last, lambda row: (row, self._steps))
-        write_tree(self._last_observations, last)
-        self._observation = observation
+        self._check_masks(infos)
+        self._keep_last(observation)
         if first is not None:
             self._first = first
         seconds.update(environment=environment, inference=inference)
         return finals
+
+    def _see(self, observation: Any, t: int, over: NDArray[np.bool_] | None) -> None:
+        """Write the observations [N, ...] of step t.
+
+        Args:
+            observation: in Gymnasium's form.
+            t: of the fragment.
+            over: [N] where it ends an episode, so that no action follows; None: nowhere.
+        """
+        if self._plain:
+            self._seen[t][...] = observation
+        else:
+            shown = to_tree(self._space, observation)  # [N, ...]
+            seen = self._choices.through(self._connectors.watch, shown, lambda row: (row, t))
+            write_tree(self._seen[t], seen)
+        if self._legal is not None:
+            self._legal.require(self._seen[t][ACTION_MASK], t, "a fragment", over)
+
+    def _check_masks(self, infos: Mapping[str, Any]) -> None:
+        """Check the fragment's action masks, and the infos of its last step."""
+        if not self._masked:
+            refuse_late_mask(infos)
+        # Of all steps at once: checking one would cost as much.
+        if self._legal and (found := find_non_binary(self._observations[ACTION_MASK])):
+            (row, step, *_), what = found
+            reason = f"before step {step} of a fragment {what}"
+            raise EnvironmentFailed(f"environment {row}", "step", reason)
+
+    def _keep_last(self, observation: Any) -> None:
+        """Write the observations [N, ...] after the last step."""
+        shown = on_host(to_tree(self._space, observation))  # [N, ...]
+        last = self._choices.through(self._connectors, shown, lambda row: (row, self._steps))
+        write_tree(self._last_observations, last)
+        self._next = observation
 
     def _actions(self) -> tuple[Tree, NDArray[np.float32]]:
         """Return chosen actions [N, T, ...], and log-probabilities [N, T] or zeros."""
@@ -375,14 +401,6 @@ class Sampler:
             actions: that were chosen [N, T, ...].
         """
         return self._states
-
-    def _delta(self, batch: EpisodeBatch) -> State:
-        """Collect what the connectors have learned from a fragment."""
-        try:
-            return self._connectors.take_delta(batch.live)
-        except NonFiniteObservation as error:
-            # A connector that clips may have hidden the number from `check_finite`.
-            raise NonFiniteBatch(error.row, error.step, "observations", batch.live_steps) from error
 
     def _final_observation(self, observations: Any, infos: dict[str, Any], row: int) -> Tree:
         """Return the last observation [...] of a truncated episode, without NEXT_STEP autoreset."""
@@ -405,6 +423,14 @@ class Sampler:
         self._truncated &= self._live
         return self._live
 
+    def _checked_finals(self, finals: list[tuple[int, int, Any]]) -> dict[str, Any]:
+        """Return the batch's columns of truncated episodes' last observations."""
+        rows, steps, observations = self._final_observations(finals)
+        after = (steps + 1).tolist()  # [K]
+        self._choices.require(observations, lambda k, *_: (int(rows[k]), after[k]))
+        places = {"final_rows": rows.astype(np.int32), "final_steps": steps.astype(np.int32)}
+        return {"final_observations": observations, **places}
+
     def _final_observations(
         self, finals: list[tuple[int, int, Any]]
     ) -> tuple[NDArray[np.intp], NDArray[np.intp], Tree]:
@@ -419,6 +445,7 @@ class Sampler:
                 place = lambda k: (finals[k][0], finals[k][1] + 1)  # noqa: E731
                 write_tree(observations, self._choices.through(self._connectors, shown, place))
             return at[:, 0], at[:, 1], observations
+        # Under NEXT_STEP, the next step shows the last observation.
         rows, steps = np.nonzero(self._truncated)  # [K] both
         within = steps + 1 < self._steps  # [K] the next step's observation is in the row
 

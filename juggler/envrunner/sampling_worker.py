@@ -1,16 +1,25 @@
-"""Commands, batches and receipts of workers that sample: EnvRunners and gateways."""
+"""Processes, commands, batches and receipts of workers that sample: EnvRunners and gateways."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any
+
+import cloudpickle
+import torch
+from gymnasium.vector import VectorEnv
 
 from juggler.envrunner.agent_returns import to_messages
 from juggler.envrunner.environments.seeding import seed_process
+from juggler.envrunner.envrunner_program import EnvRunnerProgram
 from juggler.envrunner.finiteness import NonFiniteBatch
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.info_numbers import to_messages as to_info_messages
@@ -18,8 +27,8 @@ from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.rounds import PlayedRound, RequestedRound
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import UserCode
-from juggler.envrunner.worker_process import index_of
 from juggler.runtime.actors.attachment import Attachment, Contact
+from juggler.runtime.actors.resources import keep_freed_memory
 from juggler.runtime.actors.worker import CommandLoop, Inbox, from_json
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.checkpoints.weights import playing_trees
@@ -30,9 +39,56 @@ from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
 
+#: Names of this function in OpenBLAS, and in NumPy's wheels.
+_SET_THREADS = (
+    "openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "scipy_openblas_set_num_threads64_",
+)
 
-class _Delay(Protocol):
-    def __call__(self, frame: FrameType | None) -> str: ...
+
+def prepare_process(program: EnvRunnerProgram) -> tuple[Any, Any, Any]:
+    """Configure the whole process -> the program's own code."""
+    keep_freed_memory()
+    # Small forward passes gain nothing from more threads, and runners share the cores.
+    torch.set_num_threads(1)
+    numpy_in_one_thread()
+    if not program.own_code:
+        return None, None, None
+    own_code: tuple[Any, Any, Any] = cloudpickle.loads(program.own_code)
+    return own_code
+
+
+def numpy_in_one_thread() -> None:
+    """Let NumPy multiply matrices only in the calling thread.
+
+    This works if its library is OpenBLAS, as in its wheels. By default, OpenBLAS has one thread per
+    core.
+    """
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    for path in sorted(each for each in mapped if "openblas" in each):
+        library = ctypes.CDLL(path)  # the one that NumPy has loaded
+        for name in _SET_THREADS:
+            with suppress(AttributeError):
+                getattr(library, name)(1)
+
+
+def step_back(env: VectorEnv[Any, Any, Any] | None = None) -> None:
+    """Lower the priority of the calling thread and of environments' processes.
+
+    The learner goes first, because all EnvRunners wait when it waits for a processor. Heartbeats go
+    first, too. It is called after the setup, which the run waits for.
+    """
+    niceness = os.nice(10)
+    for process in getattr(None if env is None else env.unwrapped, "processes", ()):
+        with suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
+
+
+def index_of(attachment: Attachment) -> int:
+    """Return the number of a worker among the workers of its role."""
+    return int(attachment.worker_id.rpartition("-")[2])
 
 
 class SamplingWorker(ABC):
@@ -52,7 +108,7 @@ class SamplingWorker(ABC):
         inbox: Inbox,
         contact: Contact,
         own_code: UserCode,
-        held_up_by: _Delay,
+        held_up_by: Callable[[FrameType | None], str],
     ) -> None:
         attachment.held_up_by = held_up_by
         self._attachment, self._contact, self._own_code = attachment, contact, own_code
@@ -130,12 +186,14 @@ class SamplingWorker(ABC):
                 self._deliveries.answer(command_id, receipt, "nonfinite", str(result))
                 broken = result
                 continue
+            # The driver books a batch by its oldest weights.
             receipt.version.CopyFrom(result.version.message())
             receipt.episode_returns.extend(result.episode_returns)
             receipt.episode_lengths.extend(result.episode_lengths)
             receipt.stale_steps = result.stale_steps
             if result.connector_delta:
                 receipt.connector_delta = to_bytes(result.connector_delta)
+            # Exactly one receipt has them, or the driver would count them twice.
             if not reported:
                 report_round(receipt, played, by_agent=by_agent)
                 reported = True
@@ -341,12 +399,7 @@ def report_round(receipt: training_pb2.Receipt, played: PlayedRound, *, by_agent
             episode_returns=other.episode_returns,
             episode_lengths=other.episode_lengths,
         )
+    # With many agents, metrics by agent would be most of the message.
     if by_agent:
         receipt.agent_returns.extend(to_messages(played.agent_returns))
-    for match in played.matches:
-        receipt.matches.add(
-            match_id=match.match_id,
-            attempt=match.attempt,
-            returns=match.returns,
-            length=match.length,
-        )
+    receipt.matches.extend(played.matches)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium import Space
+from gymnasium.vector import VectorEnv
 
-from juggler.envrunner.evaluation import Goal, PlayedEpisodes
-from juggler.envrunner.rounds import PlayedRound
-from juggler.envrunner.setup import ActingSetup
+from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
+from juggler.envrunner.device_sampler import DeviceSampler, why_on_host
+from juggler.envrunner.environments.accepted_vector import tensors_on
+from juggler.envrunner.environments.seeding import seed_process
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate, load_tree
+from juggler.envrunner.rounds import PlayedRound, TrainedResult
+from juggler.envrunner.sampler import NonFiniteBatch, Sampler
+from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.connectors.pipelines import EnvToModule, ModuleToEnv, build_runner_pipelines
@@ -28,28 +36,46 @@ from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 
-class Stage(Protocol):
+class Stage(ABC):
     """Environments, and modules that act in them; by default, without a league."""
 
+    _has_league = False
+
+    def __init__(self) -> None:
+        # Of the modules that are trained.
+        self._parts: dict[str, ActingParts] = {}
+        self._policies: dict[str, Actor] = {}
+
+    @abstractmethod
     def ready(self) -> list[training_pb2.Ready.Module]:
         """Report the spaces and the batch size of each module."""
 
     def load(self, module_id: str, weights: Tree) -> None:
         """Let a module act with other weights."""
+        self._policies[module_id].load(self._parts[module_id].as_here(weights))
 
     def set_connector_state(self, module_id: str, state: State) -> None:
         """Use what the connectors of all EnvRunners have learned."""
+        self._parts[module_id].connectors.set_state(state)
 
     def load_trees(self, trees: Mapping[str, Tree]) -> None:
         """Load the weights and connectors of every module, from `playing_trees`.
 
         Raises:
-            ValueError: a module is missing.
+            ValueError: a module is missing, or its part does not fit. Players of a league that are
+                not in the checkpoint stay as they are.
         """
+        for module_id, policy in self._policies.items():
+            if module_id in trees:
+                load_tree(module_id, trees[module_id], policy, self._parts[module_id].connectors)
+            elif not self._has_league:
+                raise ValueError(f"the checkpoint to play has no weights of module {module_id!r}")
 
+    @abstractmethod
     def reset(self, seed: int) -> None:
         """Restart, like a new process whose Setup has this seed."""
 
+    @abstractmethod
     def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         """Play fragment_steps steps of each environment.
 
@@ -85,6 +111,7 @@ class Stage(Protocol):
         """
         refuse_league()
 
+    @abstractmethod
     def evaluate(
         self,
         episodes: int,
@@ -96,6 +123,7 @@ class Stage(Protocol):
     ) -> PlayedEpisodes:
         """Play whole episodes, as the function `evaluate` does."""
 
+    @abstractmethod
     def close(self) -> None:
         """Close the environments."""
 
@@ -163,6 +191,7 @@ class ActingParts:
             distribution=setup.module.distribution,
             check_specs=setup.module.check_specs,
         )
+        # The value function stays with the learner.
         strip_to_acting(module)  # learners do not send the rest
         if len(exponents := setup.exploration_exponents) > 1:
             with_own_exploration(module, len(exponents))
@@ -209,3 +238,96 @@ class ActingParts:
 def refuse_league() -> NoReturn:
     """Raise ValueError, because there is no league."""
     raise ValueError("this run has no league, where line-ups and players come and go")
+
+
+class SingleAgentStage(Stage):
+    """A vector of environments with one agent each.
+
+    Args:
+        setup: names one module.
+        env: N environments.
+        seed: of this worker.
+        own_code: may be used in the setup.
+    """
+
+    def __init__(
+        self,
+        setup: EnvRunnerSetup,
+        env: VectorEnv[Any, Any, Any],
+        seed: int,
+        own_code: UserCode,
+    ) -> None:
+        super().__init__()
+        ((self._module_id, acting),) = setup.modules.items()
+        if seen := setup.critics_see:
+            raise ValueError(
+                f"critic_sees = {seen[0]!r}: the environment has one agent, whose value function "
+                "sees its observation; leave it out"
+            )
+        self._env, self._steps = env, setup.env_runner.fragment_steps
+        observation_space, action_space = env.single_observation_space, env.single_action_space
+        parts = ActingParts.build(acting, observation_space, action_space, own_code)
+        module, module_to_env, connectors = parts.module, parts.module_to_env, parts.connectors
+        self._notes: list[training_pb2.Note] = []
+        # On the host if anything around the environments needs arrays.
+        device = tensors_on(env)
+        if device and (why := why_on_host(env, connectors, module_to_env, device)):
+            text = f"each step of the environments is copied from {device} to the host: {why}"
+            self._notes = [training_pb2.Note(text=text, warning=False)]
+            device = None
+        shape = env.num_envs, self._steps
+        self._policy = Actor(module, *shape, seed, module_to_env, connectors, device=device)
+        self._policy.require_log_probabilities()
+        self._parts[self._module_id], self._policies[self._module_id] = parts, self._policy
+        seed_process(seed)  # as in every fresh start
+        make_sampler = Sampler if device is None else DeviceSampler
+        self._sampler = make_sampler(env, self._policy, self._steps, seed)
+
+    def ready(self) -> list[training_pb2.Ready.Module]:
+        shape = self._env.num_envs, self._steps
+        return [parts.ready(module_id, *shape) for module_id, parts in self._parts.items()]
+
+    def reset(self, seed: int) -> None:
+        seed_process(seed)
+        self._sampler.reset(seed)
+
+    def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
+        version = versions[self._module_id]
+        try:
+            fragment = self._sampler.sample(version)
+        except NonFiniteBatch as error:
+            return PlayedRound({self._module_id: error}, {})
+        # Returns in a data set are not returns of the trained policy.
+        plays = not isinstance(self._env, RecordedEnvs)
+        result = TrainedResult(
+            fragment.batch,
+            version,
+            fragment.episode_returns if plays else [],
+            fragment.episode_lengths if plays else [],
+            fragment.connector_delta,
+        )
+        notes, self._notes = [*self._notes, *self._policy.take_notes()], []
+        recorded = {self._module_id: result}
+        return PlayedRound(recorded, fragment.seconds, notes=notes, infos=fragment.infos)
+
+    def evaluate(
+        self,
+        episodes: int,
+        seed: int,
+        watch: Callable[[int, int], None],
+        *,
+        most_steps: int,
+        goal: Goal | None,
+    ) -> PlayedEpisodes:
+        return evaluate(
+            self._env,
+            self._policy,
+            episodes,
+            seed,
+            watch,
+            most_steps=most_steps,
+            goal=goal,
+        )
+
+    def close(self) -> None:
+        self._env.close()

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from juggler.envrunner.agent_names import LONGEST_NAME, matches
-from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps
-from juggler.envrunner.multi_agent.line_up import LineUps, line_ups_of
+from juggler.envrunner.multi_agent.line_up import AssignedLineUps, LineUps, line_ups_of
 from juggler.envrunner.setup import RANDOM, may_play
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.sessions import SharedEpisodes

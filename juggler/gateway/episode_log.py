@@ -10,8 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.envrunner.datasets.dataset_writer import EpisodesUnderWay, row_of
-from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
+from juggler.envrunner.datasets.dataset_writer import EpisodesUnderWay, SampledEpisodes, row_of
 from juggler.gateway.step_batches import PlayerRows
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.datasets.dataset import RecordedEpisode

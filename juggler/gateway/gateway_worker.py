@@ -13,19 +13,18 @@ from typing import Any
 
 from juggler.envrunner.agent_returns import to_messages
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.datasets.sampled_episodes import SampledEpisodes
+from juggler.envrunner.datasets.dataset_writer import SampledEpisodes
 from juggler.envrunner.environments.seeding import module_seeds, player_seed
 from juggler.envrunner.envrunner_program import EnvRunnerProgram, GatewayAddress
 from juggler.envrunner.evaluation import Goal, load_tree
 from juggler.envrunner.finiteness import NonFiniteBatch
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.learner_streams import FIRST_WEIGHTS_SECONDS, LearnerStreams
-from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps
+from juggler.envrunner.multi_agent.line_up import AssignedLineUps
 from juggler.envrunner.rounds import FrozenResult, TrainedResult
-from juggler.envrunner.sampling_worker import SamplingWorker
+from juggler.envrunner.sampling_worker import SamplingWorker, prepare_process, step_back
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import ActingParts, UserCode, refuse_league
-from juggler.envrunner.worker_process import prepare_process, step_back
 from juggler.gateway.agents import ModuleAssignment
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.episode_log import EpisodeLog, EpisodeWriter

@@ -74,6 +74,7 @@ class ModulePlayer(PacedSlots):
         self.episode_log: EpisodeLog | None = None
         self.greedy: Actor | None = None
         self.of["playing"] = np.zeros(len(self.of["row"]), np.int8)  # purposes
+        self.of["acted_at"] = np.zeros(len(self.of["row"]))  # seconds
         self._leaves = interface.actions.leaves
         self._delta: State = {}
         self._reported: Counter[str] = Counter()  # counts at the last call of `new`

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
+from juggler.envrunner.environments.action_masks import LegalActions, find_non_binary
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.runtime.connectors.leaves import at, holds_masks, observed_leaves
 from juggler.runtime.episodes.batch import MOST_REWARD, TOO_LARGE
@@ -120,7 +120,7 @@ class ValueChecks:
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
         self._choices = choices_of(observed_leaves(observation_space).items())
-        self._legal = LegalActions.of(observation_space, action_space, "a session")
+        self._legal = LegalActions.of(observation_space, action_space)
 
     def first_bad(self, observations: Tree, masks: bool = True) -> tuple[int, SessionError] | None:
         """Return the first bad row and its error, or None.

@@ -14,8 +14,7 @@ from google.protobuf.json_format import ParseDict
 from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
-from juggler.envrunner.environments.action_masks import read_masks
-from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
+from juggler.envrunner.environments.action_masks import LegalActions, find_non_binary, read_masks
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read_or_warn
@@ -280,7 +279,7 @@ class Observed:
 
     def __init__(self, space: Space, action_space: Space) -> None:
         self._space, self._action_space = space, action_space
-        self._legal = LegalActions.of(space, action_space, "")
+        self._legal = LegalActions.of(space, action_space)
 
     def __call__(self, observation: Any, mask: Any) -> tuple[Any, int | None]:
         """Read an observation or a batch.

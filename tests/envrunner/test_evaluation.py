@@ -11,8 +11,8 @@ from support.scripted_environments import NotFinite, Scripted
 from support.scripted_modules import LinearPolicy, Summing
 from support.vectors import KINDS, MODES, seeds_of
 
-from juggler.envrunner.environments.vector import EnvironmentsInTurn
-from juggler.envrunner.evaluation import Goal, evaluate, load_trees
+from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
+from juggler.envrunner.evaluation import Goal, evaluate, load_tree
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.info_numbers import (
     MOST_NAMES,
@@ -155,9 +155,9 @@ def test_an_episode_without_an_end_counts_as_it_is_after_the_most_steps(mode) ->
 
 def test_a_checkpoint_that_lacks_weights_of_a_module_is_told() -> None:
     policy, connectors = policy_of(1), EnvToModule({}, {}, Scripted().observation_space)
-    lacks: Any = {"default": {WEIGHTS: {}, CONNECTORS: {}}}
+    lacks: Any = {WEIGHTS: {}, CONNECTORS: {}}
     with pytest.raises(ValueError, match="'default' is another module's: it has no ") as told:
-        load_trees(lacks, {"default": (policy, connectors)})
+        load_tree("default", lacks, policy, connectors)
     assert all(name in str(told.value) for name in policy.names)
 
 

@@ -20,13 +20,12 @@ from torch import Tensor
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.module_setups import acting_setup, exploration_exponents
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.vector import EnvironmentsInTurn
+from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.sampler import Sampler
 from juggler.envrunner.setup import EnvRunnerSetup
-from juggler.envrunner.single_agent_stage import SingleAgentStage
-from juggler.envrunner.stage import UserCode
+from juggler.envrunner.stage import SingleAgentStage, UserCode
 from juggler.learner.algorithms.td3 import Td3Config
 from juggler.learner.algorithms.td3.core import Td3
 from juggler.runtime.acting.actor import Actor
@@ -95,7 +94,8 @@ def test_each_environment_explores_as_much_as_the_paper_says(algorithm: str) -> 
     seen: list[float] = []
     for runner in range(RUNNERS):
         stage = stage_of(config, runner, steps)
-        sent = {name: x.numpy().copy() for name, x in weights_of(stage._parts.module).items()}
+        module = stage._parts["default"].module
+        sent = {name: x.numpy().copy() for name, x in weights_of(module).items()}
         sent["epsilon"] = np.array(EPSILON, np.float32)  # [], of the learner
         stage.load("default", sent)
         batch = stage.play({"default"}, {"default": Version(1, 1)}).modules["default"].batch
@@ -114,7 +114,7 @@ def test_noise_around_actions_is_less_in_some_environments() -> None:
     config, steps = config_of("td3"), 2000
     for runner in range(RUNNERS):
         stage = stage_of(config, runner, steps, Reaching)
-        module = stage._parts.module
+        module = stage._parts["default"].module
         sent = {name: x.numpy().copy() for name, x in weights_of(module).items()}
         sent["exploration_noise"] = np.array(EPSILON, np.float32)  # [], of the learner
         stage.load("default", sent)

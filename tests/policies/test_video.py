@@ -152,6 +152,9 @@ def test_the_first_image_is_kept_where_all_are_drawn_into_one_array(
     class OneImage:
         image = np.zeros((2, 2, 3), np.uint8)
 
+        def reset(self) -> None:
+            pass
+
         def render(self) -> np.ndarray:
             return self.image
 
@@ -160,8 +163,7 @@ def test_the_first_image_is_kept_where_all_are_drawn_into_one_array(
     monkeypatch.setattr(VideoFile, "add", lambda _, image: added.append(image))
     env = OneImage()
     film = VideoWriter(env, [Path("not written")])
-    with film.new_episode():
-        pass
+    film.reset()
     env.image += 1  # as a step draws the next one
     film.step(over=False)
     assert added == [bytes([number] * 12) for number in (0, 1)]

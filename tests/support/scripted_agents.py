@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from juggler.envrunner.multi_agent.agent_mapping import cast
-from juggler.envrunner.multi_agent.line_up import LineUps
+from juggler.envrunner.multi_agent.line_up import LineUps, cast
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentSampler
 from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, MultiAgentEnvs, Turn

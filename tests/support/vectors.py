@@ -20,13 +20,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from juggler.envrunner.environments import environment_processes
-from juggler.envrunner.environments.environment_processes import (
-    EnvironmentFunction,
-    EnvironmentProcesses,
+from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
+from juggler.envrunner.environments.environments_in_turn import (
+    EnvironmentsInTurn,
+    keep_own_finals,
 )
 from juggler.envrunner.environments.seeding import environment_seeds
-from juggler.envrunner.environments.step_infos import keep_own_finals
-from juggler.envrunner.environments.vector import EnvironmentsInTurn
 from juggler.envrunner.sampler import Fragment
 from support.scripted_environments import NativeScripted, Script, Scripted
 
@@ -53,9 +52,8 @@ def vector_of_functions(
         return vector
     if kind == "in turn":
         return EnvironmentsInTurn(functions, mode, "scripted")
-    checked = [EnvironmentFunction(make, {}, "scripted", mode) for make in functions]
     with environments_in_threads():
-        return EnvironmentProcesses(checked, mode, 30.0, "scripted")
+        return EnvironmentProcesses(functions, mode, 30.0, "scripted")
 
 
 def seeds_of(kind: str, seed: int, count: int) -> list[int]:

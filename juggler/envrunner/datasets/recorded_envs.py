@@ -9,7 +9,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.datasets.dataset import Dataset, DatasetError, RecordedEpisode
 from juggler.runtime.wire.structures import from_tree, tree_map, zeros
@@ -44,15 +43,6 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
         self._playing: list[RecordedEpisode] = []
         self._at = np.zeros(num_envs, np.int64)  # [N] steps played of each episode
         self._generator = np.random.default_rng(0)
-
-    @classmethod
-    def of(cls, config: EnvRunnerConfig) -> RecordedEnvs:
-        """Make the recorded environments of one EnvRunner.
-
-        Raises:
-            DatasetError: as `Dataset`.
-        """
-        return cls(Dataset(config.dataset), config.envs_per_runner)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None

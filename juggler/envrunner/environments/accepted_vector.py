@@ -11,13 +11,13 @@ import torch
 from gymnasium.vector import VectorEnv, VectorWrapper
 from torch import Tensor
 
-from juggler.envrunner.environments.step_infos import keep_own_finals
-from juggler.envrunner.failures import EnvironmentFailed, ReportsFailures
+from juggler.envrunner.environments.environments_in_turn import keep_own_finals
+from juggler.envrunner.failures import EnvironmentFailed, failures_of
 from juggler.runtime.wire.structures import space_leaves, to_tree, tree_leaves
 from juggler.runtime.wire.trees import path_name
 
 
-class AcceptedVector(ReportsFailures, VectorWrapper):
+class AcceptedVector(VectorWrapper):
     """Reports failures and misfits of a vector.
 
     Environments on a device take and return tensors. A step with arrays copies them in both
@@ -42,7 +42,8 @@ class AcceptedVector(ReportsFailures, VectorWrapper):
         options = arguments.get("options")
         if self.device is not None and options:
             arguments["options"] = on_device(options, self.device)
-        observations, infos = super().reset(**arguments)
+        with failures_of(self.where, "reset"):
+            observations, infos = self.env.reset(**arguments)
         self._check("reset", observations)
         self.device = device_of(self.env.single_observation_space, observations)
         return (observations, infos) if self.device is None else on_host((observations, infos))
@@ -51,7 +52,9 @@ class AcceptedVector(ReportsFailures, VectorWrapper):
         device = self.device
         if device is not None and holds_tensors(actions):
             device = None  # they are on the device already
-        *given, infos = super().step(actions if device is None else on_device(actions, device))
+        sent = actions if device is None else on_device(actions, device)
+        with failures_of(self.where, "step"):
+            *given, infos = self.env.step(sent)
         self._check("step", *given)
         results = *given[:2], *map(_flags, given[2:]), infos
         return results if device is None else on_host(results)
@@ -93,6 +96,7 @@ class _ResultForm:
         form = [(each.dtype, each.shape) for each in arrays]
         if form == self._fitted.get(len(results)):  # in all calls but the first
             return ""
+        # Only the first call comes this far, or a wrong one.
         observed = list(self._observed())
         if len(leaves) != len(observed):
             return self._other_parts(f"{len(leaves)} arrays")

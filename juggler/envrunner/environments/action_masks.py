@@ -1,28 +1,184 @@
-"""Moves action masks from infos into observations.
-
-Modules apply them: see `juggler.runtime.modules.rl_module`.
-"""
+"""Action masks: their checks, and their way from infos into observations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium import spaces
+from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from juggler.envrunner.environments.autoreset import autoreset_mode, last_observation
-from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.runtime.connectors.leaves import OBSERVATION, holds_masks
+from juggler.runtime.connectors.leaves import OBSERVATION, at, holds_masks, observed_leaves
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.structures import from_tree, tree_map, zeros
+from juggler.runtime.wire.structures import (
+    OutsideSpace,
+    choices_of,
+    find_outside,
+    from_tree,
+    space_leaves,
+    tree_map,
+    zeros,
+)
+from juggler.runtime.wire.trees import Path, Tree, flatten, path_name
 
-Space = gymnasium.Space[Any]
+
+class LegalActions:
+    """Checks action masks of Discrete and MultiDiscrete actions.
+
+    Args:
+        mask_space: of one environment's masks.
+        action_space: of one environment's actions.
+
+    Raises:
+        ValueError: the masks do not fit the actions.
+    """
+
+    def __init__(self, mask_space: Space[Any], action_space: Space[Any]) -> None:
+        actions = dict(space_leaves(action_space))
+        self._starts: dict[Path, NDArray[np.intp]] = {}  # [choices] where each begins in the mask
+        for path, mask in space_leaves(mask_space):
+            if path not in actions:
+                raise ValueError(
+                    f"there is an action mask for {path_name(path)}, and no such action: masks "
+                    f"must have the structure of the action space, {action_space}"
+                )
+            # A mask of an action without choices, such as a Box, is not checked here.
+            counts = _choices(actions[path])
+            if counts is not None:
+                if mask.shape != (sum(counts),):
+                    raise ValueError(
+                        f"the action mask for {actions[path]} has shape {list(mask.shape or ())}, "
+                        f"not [{sum(counts)}]: one number, 0 or 1, for each choice"
+                    )
+                self._starts[path] = np.cumsum([0, *counts[:-1]])
+
+    @classmethod
+    def of(cls, observation_space: Space[Any], action_space: Space[Any]) -> LegalActions | None:
+        """Build it from an observation space; None if observations hold no mask."""
+        if not holds_masks(observation_space):
+            return None
+        return cls(at(observation_space, (ACTION_MASK,)), action_space)
+
+    def require(
+        self, masks: Any, step: int, during: str, over: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Check that every environment has a legal action.
+
+        Args:
+            masks: [N, n] each.
+            step: for the error.
+            during: the period in which it counts, such as "a fragment".
+            over: [N] environments whose episode has ended, which need no legal action.
+
+        Raises:
+            EnvironmentFailed: a mask has no legal action.
+        """
+        for path, legal in self.has_legal_action(masks):
+            if over is not None:
+                legal |= over
+            if not legal.all():
+                which = f" for {path_name(path)}" if path else ""
+                raise EnvironmentFailed(
+                    f"environment {int(legal.argmin())}",
+                    "step",
+                    f"before step {step} of {during} its action mask has no legal action"
+                    f"{which}: an episode without legal actions must end",
+                )
+
+    def has_legal_action(self, masks: Any) -> Iterator[tuple[Path, NDArray[np.bool_]]]:
+        """Yield each discrete action's path, and which environments may act [N].
+
+        Args:
+            masks: [N, n] each.
+        """
+        for path, starts in self._starts.items():
+            each = np.logical_or.reduceat(at(masks, path), starts, axis=-1)  # [N, choices]
+            legal: NDArray[np.bool_] = np.asarray(each.all(-1))  # [N]
+            yield path, legal
+
+
+def find_non_binary(masks: Any) -> tuple[tuple[int, ...], str] | None:
+    """Find the first non-binary number in masks [N, ...].
+
+    Returns its index and the text of an error, or None.
+    """
+    for path, mask in flatten(masks):
+        other = (mask != 0) & (mask != 1)  # [N, ...]
+        if other.any():
+            place = tuple(np.argwhere(other)[0].tolist())
+            which = f" for {path_name(path)}" if path else ""
+            return place, f"the action mask{which} has other numbers than 0 and 1: {mask[place]}"
+    return None
+
+
+def _choices(space: Space[Any]) -> list[int] | None:
+    """Return the number of choices of each discrete action; None: not discrete."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return [int(n) for n in space.nvec.ravel()]
+    return None
+
+
+class ObservedChoices:
+    """Checks observations against Discrete, MultiDiscrete and MultiBinary spaces.
+
+    Args:
+        space: of an observation, as batches hold it. Action masks have their own checks.
+        during: the period in which errors count steps, such as "a fragment"; "": they name no step.
+        name: names a row in errors.
+    """
+
+    def __init__(
+        self, space: Space[Any], during: str, name: Callable[[int], str] = "environment {}".format
+    ) -> None:
+        self._choices = choices_of(observed_leaves(space).items())
+        self._during, self._name = during, name
+
+    def __bool__(self) -> bool:
+        """Return whether there is anything to check."""
+        return bool(self._choices)
+
+    def require(self, observations: Tree, place: Callable[..., tuple[int, int]]) -> None:
+        """Check observations.
+
+        Args:
+            observations: [*leading, ...]
+            place: returns the environment and step for a leading index.
+
+        Raises:
+            EnvironmentFailed: a number is outside its space.
+        """
+        if self._choices and (found := find_outside(self._choices, observations)):
+            index, what = found
+            raise self._failure(*place(*index), what)
+
+    def through(
+        self,
+        connectors: Callable[[Any], Tree],
+        observations: Any,
+        place: Callable[[int], tuple[int, int]],
+    ) -> Tree:
+        """Apply connectors to observations [B, ...], with places as in `require`.
+
+        Raises:
+            EnvironmentFailed: a connector found a number outside its space.
+        """
+        try:
+            return connectors(observations)
+        except OutsideSpace as error:
+            raise self._failure(*place(error.row), error.what) from None
+
+    def _failure(self, row: int, step: int, what: str) -> EnvironmentFailed:
+        when = f"before step {step} of {self._during} " if self._during else ""
+        return EnvironmentFailed(
+            self._name(row), "step", f"{when}its observation{what}", lasting=True
+        )
 
 
 def observe_masks(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
@@ -62,17 +218,18 @@ class ObservedMasks(VectorWrapper):
 
     def __init__(self, env: VectorEnv[Any, Any, Any], infos: dict[str, Any]) -> None:
         super().__init__(env)
-        self._plain_space: Space = env.single_observation_space
+        self._plain_space: Space[Any] = env.single_observation_space
         self._same_step = autoreset_mode(env) is AutoresetMode.SAME_STEP
         self._all_rows = np.ones(env.num_envs, np.bool_)  # [N]
         self._require(infos, self._all_rows, "reset")
         try:
             actions = env.single_action_space
             space = mask_space(read_masks(actions, infos[ACTION_MASK], np.arange(1)))  # of [1, n]
-            LegalActions(space, actions, "")
+            LegalActions(space, actions)
         except (ValueError, TypeError, LookupError) as error:
             reason = f"info['action_mask'] does not fit the action space: {error}"
             raise EnvironmentFailed("environment 0", "reset", reason) from error
+        # Filled in each step: a mask is kept until the next one.
         self._masks: Any = zeros(space, (env.num_envs,))  # [N, n] each, int8
         self.single_observation_space = spaces.Dict(
             {**self._observed(self._plain_space), ACTION_MASK: space}
@@ -170,7 +327,7 @@ class ObservedMasks(VectorWrapper):
         return by_key
 
 
-def read_masks(space: Space, given: Any, rows: NDArray[np.intp]) -> Any:
+def read_masks(space: Space[Any], given: Any, rows: NDArray[np.intp]) -> Any:
     """Read a tree of flat masks [k, n] from infos["action_mask"].
 
     Args:
@@ -184,7 +341,7 @@ def read_masks(space: Space, given: Any, rows: NDArray[np.intp]) -> Any:
     return tree_map(lambda *masks: np.stack(masks), *each)
 
 
-def _mask(space: Space, given: Any, row: int) -> Any:
+def _mask(space: Space[Any], given: Any, row: int) -> Any:
     """Read the masks of one environment; None: no mask.
 
     If environments give dicts, their vector gives dicts of arrays [N, ...].
@@ -198,7 +355,7 @@ def _mask(space: Space, given: Any, row: int) -> Any:
     return _branch({key: _mask(children[key], given[key], row) for key in children if key in given})
 
 
-def flat_mask(space: Space, given: Any) -> Any:
+def flat_mask(space: Space[Any], given: Any) -> Any:
     """Flatten the mask in an info.
 
     Args:
@@ -222,7 +379,7 @@ def _branch(masks: dict[str, Any]) -> Any:
     return {key: mask for key, mask in masks.items() if mask is not None} or None
 
 
-def mask_space(masks: Any) -> Space:
+def mask_space(masks: Any) -> Space[Any]:
     """Return the space of flat masks [..., n] in a tree."""
     if isinstance(masks, Mapping):
         return spaces.Dict({key: mask_space(branch) for key, branch in masks.items()})

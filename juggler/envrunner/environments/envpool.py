@@ -17,7 +17,7 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.environments.simulator_extras import check_extra
 from juggler.envrunner.failures import failures_of
-from juggler.envrunner.multi_agent.slot_books import OverdueEpisode, overdue_message
+from juggler.envrunner.multi_agent.slot_books import overdue_message
 from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, Turn
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv, VectorStep
 from juggler.runtime.near_matches import closest
@@ -238,6 +238,7 @@ def make_envpool_rows(
             f"environments as soon as they are ready; give an integer from 1 to below "
             f"envs_per_runner = {config.envs_per_runner}, or leave it out"
         )
+    # Rows at their own pace have one agent each.
     if number_of_agents(name) > 1:
         raise ValueError(
             f"env_kwargs.{AT_OWN_PACE}: the players of {name} act together; leave it out"
@@ -322,6 +323,7 @@ class EnvPoolRows:
         first = self._begins[envs]  # [M]
         rewards[first] = 0
         done = (terminated | truncated[order]) & ~first  # [M]
+        # A step that begins an episode counts for none.
         self._returns[envs] = np.where(first, 0, self._returns[envs] + rewards)
         self._lengths[envs] = np.where(first, 0, self._lengths[envs] + 1)
         self._begins[envs] = done
@@ -330,6 +332,7 @@ class EnvPoolRows:
         returns, lengths = self._returns[self._over], self._lengths[self._over]  # [E] both
         if len(lengths):
             self._longest = max(self._longest, int(lengths.max()))
+        # Environments that are over act once more, with any action: see `step`.
         group = GroupTurn(
             acting=self._acting,
             observations=take(seen, acts),
@@ -340,6 +343,7 @@ class EnvPoolRows:
             last_rewards=rewards[done],
             terminated=terminated[done],
         )
+        # One agent: its returns are the environment's.
         ended_with = returns, lengths, returns[:, None]
         infos = {}
         for number, given in _given_numbers(info, len(envs)).items():
@@ -356,7 +360,7 @@ class EnvPoolRows:
         if self._lengths[env] < steps:
             return ""
         remedy = "it has to truncate its episodes, perhaps with max_episode_steps in env_kwargs"
-        return overdue_message(OverdueEpisode(env, _AGENT, steps, idle=False), self._name, remedy)
+        return overdue_message(_AGENT, env, self._name, steps, remedy, idle=False)
 
     def close(self) -> None:
         self._pool.made.close()

@@ -5,6 +5,8 @@ No torch here.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -27,10 +29,21 @@ def must_return(call: str, found: str) -> str:
     return f"it must return {_RETURNED[call]}, as Gymnasium has it ({found})"
 
 
-def no_reward(found: str) -> str:
-    """Explain that a reward must be a number."""
-    several = "; if it has a reward for each agent, put 'tuples:' before its name in env"
-    return f"it must return a number as the reward ({found})" + several * ("sequence" in found)
+def no_reward(reward: Any, error: Exception) -> str:
+    """Explain that a reward must be a number.
+
+    Args:
+        reward: that was returned.
+        error: of its conversion.
+    """
+    found, several = str(error), False
+    if isinstance(reward, Sequence) and not isinstance(reward, str):
+        found, several = f"a {type(reward).__name__} of {len(reward)}", len(reward) > 1
+    elif shape := getattr(reward, "shape", ()):
+        several = math.prod(shape) != 1
+        found = f"{reward.dtype} of shape {list(shape)}" + "; return its item()" * (not several)
+    advice = "; if it has a reward for each agent, put 'tuples:' before its name in env" * several
+    return f"it must return a number as the reward ({found})" + advice
 
 
 def misfit(
@@ -57,6 +70,7 @@ def misfit(
         arrays = dict(flatten(tree_map(np.asarray, to_tree(space, observation))))
     except Exception as error:
         return f"its {what} has other parts than {space}: {type(error).__name__}: {error}"
+    # NumPy would broadcast or truncate what does not fit.
     for path, leaf in space_leaves(space) if leaves is None else leaves:
         if path not in arrays:
             return f"its {what} has other parts at {path_name(path)} than {space}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -14,18 +14,16 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import MultiDiscrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import concatenate, iterate
-from numpy.typing import NDArray
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.accepted_vector import AcceptedVector
 from juggler.envrunner.environments.action_masks import observe_masks
 from juggler.envrunner.environments.autoreset import autoreset_mode
-from juggler.envrunner.environments.environment_processes import (
+from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
+from juggler.envrunner.environments.environments_in_turn import (
     EnvironmentFunction,
-    EnvironmentProcesses,
-    ReusedEnvironment,
+    EnvironmentsInTurn,
 )
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
 from juggler.envrunner.environments.envpool import make_envpool_vector
@@ -33,151 +31,17 @@ from juggler.envrunner.environments.find_environment import (
     Env,
     EnvironmentFactory,
     VectorEnvironment,
+    add_wrappers,
     find_environment,
+    wrapper_specs,
 )
-from juggler.envrunner.environments.misfits import misfit, must_return, no_reward
 from juggler.envrunner.environments.pufferlib import as_vector
 from juggler.envrunner.environments.seeding import environment_seeds
-from juggler.envrunner.environments.step_infos import (
-    BadMask,
-    NoInfo,
-    add_final,
-    add_mask,
-    mask_in,
-    without_mask,
-)
-from juggler.envrunner.environments.wrappers import add_wrappers, wrapper_specs
-from juggler.envrunner.failures import EnvironmentFailed, failures_of
-from juggler.envrunner.info_numbers import keep_numbers
+from juggler.envrunner.failures import failures_of
 from juggler.envrunner.multi_agent.interfaces import METHODS
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
 from juggler.runtime.annotations import signature
-from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.near_matches import all_of
-from juggler.runtime.wire.flags import NoFlag, as_flag
-
-#: Words in NumPy's error for a value that is not a number.
-_NO_NUMBER = ("array element", "float")
-
-
-class EnvironmentsInTurn(SyncVectorEnv):
-    """A faster SyncVectorEnv whose errors name the environment that raised.
-
-    The arrays that it returns are overwritten by the next step. Of infos, it returns only action
-    masks, and the numbers of `step`: [N] each, NaN where an environment gave no number.
-
-    Raises:
-        EnvironmentFailed: in `reset` or `step`: an environment raised.
-    """
-
-    def __init__(
-        self,
-        functions: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
-        autoreset_mode: AutoresetMode,
-        name: str,
-    ) -> None:
-        super().__init__(functions, copy=False, autoreset_mode=autoreset_mode)
-        self._name = name
-        # The same memory [N * d, ...] of observations [N, d, ...], for one call of concatenate.
-        self._one_by_one: NDArray[Any] | None = None
-        if isinstance(self._observations, np.ndarray) and self._observations.ndim > 1:
-            self._one_by_one = self._observations.reshape(-1, *self._observations.shape[2:])
-        self._over = [False] * self.num_envs  # episodes that ended in the last step
-
-    def reset(
-        self,
-        *,
-        seed: int | list[int | None] | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments, or only the ones in options["reset_mask"] [N], bool."""
-        options = dict(options or {})
-        mask = options.pop("reset_mask", None)
-        rows = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
-        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
-        infos: dict[str, Any] = {}
-        for i in rows:
-            try:
-                self._env_obs[i], info = self.envs[i].reset(
-                    seed=None if seeds is None else seeds[i], options=options or None
-                )
-                infos = add_mask(self, infos, info, i)
-            except Exception as error:
-                raise self._failure(i, "reset", error) from None
-            self._over[i] = False
-        return self._batch_observations("reset"), infos
-
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
-        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-        observations, rewards, over = self._env_obs, self._rewards, self._over
-        terminated, truncated = self._terminations, self._truncations
-        terminated.fill(False)
-        truncated.fill(False)
-        infos: dict[str, Any] = {}
-        call, i = "step", 0
-        try:
-            each = zip(self.envs, iterate(self.action_space, actions), strict=True)
-            for i, (env, action) in enumerate(each):
-                if over[i] and next_step:
-                    over[i], rewards[i] = False, 0
-                    call = "reset"
-                    observations[i], info = env.reset()
-                    mask_in(info)  # it is a dict
-                    call = "step"
-                else:
-                    observations[i], reward, ends, cut, info = env.step(action)
-                    if reward is None:  # NumPy would make it NaN
-                        raise TypeError("None is not a float")
-                    rewards[i] = reward
-                    if ends is not False or cut is not False:
-                        ends, cut = as_flag("terminated", ends), as_flag("truncated", cut)
-                    if ends:
-                        info = without_mask(info)
-                    if info and not (same_step and (ends or cut)):
-                        keep_numbers(infos, info, i, self.num_envs)
-                    if ends or cut:
-                        terminated[i], truncated[i], over[i] = ends, cut, True
-                        if same_step:
-                            infos = add_final(self, infos, observations[i], info, i)
-                            call = "reset"
-                            observations[i], info = env.reset()
-                            mask_in(info)  # it is a dict
-                            call = "step"
-                if ACTION_MASK in info:
-                    infos = add_mask(self, infos, info, i)
-        except Exception as error:
-            raise self._failure(i, call, error) from None
-        return self._batch_observations("step"), rewards, terminated, truncated, infos
-
-    def _batch_observations(self, call: str) -> Any:
-        """Batch the observations of all environments [N, ...]."""
-        observations: list[Any] = self._env_obs
-        try:
-            if self._one_by_one is None:
-                return concatenate(self.single_observation_space, observations, self._observations)
-            np.concatenate(observations, out=self._one_by_one)
-        except Exception as error:
-            for i, observation in enumerate(observations):
-                if why := misfit(self.single_observation_space, observation):
-                    raise EnvironmentFailed(self.name_of(i), call, why) from error
-            raise
-        return self._observations
-
-    def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
-        raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
-        is_other = any(word in str(error) for word in ("unpack", "iterable"))
-        if (raised_here and is_other) or isinstance(error, NoInfo):
-            return EnvironmentFailed(self.name_of(index), call, must_return(call, str(error)))
-        if isinstance(error, NoFlag | BadMask):
-            return EnvironmentFailed(self.name_of(index), call, str(error))
-        if raised_here and call == "step" and any(words in str(error) for words in _NO_NUMBER):
-            return EnvironmentFailed(self.name_of(index), call, no_reward(str(error)))
-        return EnvironmentFailed.during(self.name_of(index), call, error)
-
-    def name_of(self, index: int) -> str:
-        """Name one environment in errors."""
-        return f"environment {index} ({self._name})"
 
 
 class EqualChoices(MultiDiscrete):
@@ -248,9 +112,11 @@ def make_vector_env(
         return _accept_vector(config, simulators(config, runner), config.env)
     if factory is None and config.env.startswith(ENVPOOL):
         return _accept_vector(config, make_envpool_vector(config), config.env)
+    # Everything else is made in Python, where wrappers fit around it.
     source = factory or find_environment(config.env)
     specs = wrapper_specs(config.env_wrappers)
     if (limit := config.max_episode_steps) is not None:
+        # A registered environment may be a vector of its own, which no wrapper fits around.
         if isinstance(source, EnvSpec):
             kwargs = {**config.env_kwargs, "max_episode_steps": limit}  # as native vectors take it
             config = dataclasses.replace(config, env_kwargs=kwargs, max_episode_steps=None)
@@ -272,7 +138,7 @@ def reset_environments(env: VectorEnvironment, seed: int) -> Any:
     """Seed and reset all environments; return their first observations [N, ...]."""
     seeds = environment_seeds(seed, env.num_envs)
     # Other vectors take one seed and derive the rest from it.
-    each = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
+    each = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv | EnvironmentProcesses)
     first: Any = seeds if each else seeds[0]
     observations, _ = env.reset(seed=first)
     return observations
@@ -313,6 +179,7 @@ def _from_registry(config: EnvRunnerConfig, spec: EnvSpec, just_one: bool) -> Ve
                 **config.env_kwargs,
             )
         return _accept_vector(config, env, spec.id)
+    # Without an entry point for one environment, it only makes vectors.
     if spec.entry_point is None:
         raise ValueError(f"vectorize = {config.vectorize!r}: {spec.id} must be native")
     make = functools.partial(gymnasium.make, spec)
@@ -338,11 +205,13 @@ def _from_callable(
                 f"vectorize = {config.vectorize!r}: {name} makes a VectorEnv; use auto or native"
             )
         return _accept_vector(config, first, name)
+    # What it makes is only known once it has made one.
     if not isinstance(first, gymnasium.Env):
         raise ValueError(
             f"{name} must make a gymnasium.Env or a gymnasium.vector.VectorEnv, "
             f"not a {type(first).__name__}" + _about_agents(factory, first)
         )
+    # A base class declares both attributes without a value.
     if lacking := [key for key in ("observation_space", "action_space") if not hasattr(first, key)]:
         first.close()
         raise ValueError(f"{name} must have {all_of(lacking)}: set them in its constructor")
@@ -390,16 +259,14 @@ def _from_single(
     first: Env | None = None,
 ) -> VectorEnvironment:
     mode = _AUTORESET[config.autoreset]
-    separate = mode if config.vectorize == "async" and not just_one else None
     others = 0 if just_one else config.envs_per_runner - 1
-    makers = [
-        EnvironmentFunction(make, config.env_kwargs, f"environment {i} ({name})", separate)
+    functions = [
+        EnvironmentFunction(
+            make, config.env_kwargs, f"environment {i} ({name})", None if i else first
+        )
         for i, make in enumerate([make_first] + [make_other] * others)
     ]
-    functions: list[Callable[[], Env]] = [*makers]
-    if first is not None:
-        functions[0] = ReusedEnvironment(makers[0].prepared(first), makers[0])
-    if separate is not None:
+    if config.vectorize == "async" and not just_one:
         return EnvironmentProcesses(functions, mode, config.step_deadline_seconds, name)
     return EnvironmentsInTurn(functions, mode, name)
 

@@ -58,26 +58,8 @@ def record_videos(
     _check_package()
     _draw_without_screen()
     make, name = (_find_games if several_agents else _find_single)(config, factory)
-
-    def make_rendering(env_kwargs: dict[str, Any]) -> Any:
-        try:
-            env = make(**{**env_kwargs, **_RENDERING})
-        except Exception as error:
-            advice = ": let its constructor take render_mode" if type(error) is TypeError else ""
-            raise ValueError(
-                f"a video of {name}: it cannot be made with render_mode='rgb_array': "
-                f"{type(error).__name__}: {error}{advice}"
-            ) from error
-        if several_agents or isinstance(env, gymnasium.Env):
-            return env
-        env.close()
-        raise ValueError(
-            f"a video of {name}: it makes a {type(env).__name__}, and only single environments "
-            "can be recorded"
-        )
-
     # One environment is made to check that it renders, before a directory is created.
-    env = make_rendering(config.env_kwargs)
+    env = _rendering(make, name, config.env_kwargs, several_agents)
     try:
         _must_render(env, name)
     finally:
@@ -93,10 +75,31 @@ def record_videos(
     wrap = VideoGame if several_agents else VideoEnvironment
 
     def recorded(**env_kwargs: Any) -> Any:
-        return wrap(make_rendering(env_kwargs), next(paths))
+        return wrap(_rendering(make, name, env_kwargs, several_agents), next(paths))
 
     recorded.__qualname__ = name
     return recorded
+
+
+def _rendering(
+    make: Callable[..., Any], name: str, env_kwargs: dict[str, Any], several_agents: bool
+) -> Any:
+    """Make an environment that renders images."""
+    try:
+        env = make(**{**env_kwargs, **_RENDERING})
+    except Exception as error:
+        advice = ": let its constructor take render_mode" if type(error) is TypeError else ""
+        raise ValueError(
+            f"a video of {name}: it cannot be made with render_mode='rgb_array': "
+            f"{type(error).__name__}: {error}{advice}"
+        ) from error
+    if several_agents or isinstance(env, gymnasium.Env):
+        return env
+    env.close()
+    raise ValueError(
+        f"a video of {name}: it makes a {type(env).__name__}, and only single environments "
+        "can be recorded"
+    )
 
 
 def shares_of(directory: Path, num_envs: int, videos: int) -> list[list[Path]]:
@@ -163,6 +166,7 @@ def _must_render(env: Any, name: str) -> None:
         raise ValueError(
             f"a video of {name}: it cannot be shown: {type(error).__name__}: {error}"
         ) from error
+    # ffmpeg would take any bytes, and show noise.
     what = type(image).__name__
     if isinstance(image, np.ndarray):
         what = f"{image.dtype} of shape {list(image.shape)}"
@@ -182,8 +186,8 @@ class VideoEnvironment(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._film = VideoWriter(env, paths)
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        with self._film.new_episode():
-            return self.env.reset(**arguments)
+        result: tuple[Any, dict[str, Any]] = self._film.reset(**arguments)
+        return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -207,8 +211,7 @@ class VideoGame:
 
     def reset(self, **arguments: Any) -> Any:
         """Begin an episode."""
-        with self._film.new_episode():
-            return self._env.reset(**arguments)
+        return self._film.reset(**arguments)
 
     def step(self, actions: Any) -> Any:
         """Carry out an action, or the actions of all agents."""
@@ -239,17 +242,14 @@ class VideoWriter:
         self._first: Image | None = None
         self._video: VideoFile | None = None
 
-    def new_episode(self) -> VideoWriter:
-        """End the running video. The context resets the environment."""
+    def reset(self, **arguments: Any) -> Any:
+        """Begin an episode, whose video starts with its first step."""
         self.stop()
-        return self
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        # A video starts with the first step, because a reset may only serve to read the spaces.
-        self._first = self._image() if self._paths and kind is None else None
+        self._first = None
+        result = self._env.reset(**arguments)
+        # No file yet, because a reset may only serve to read the spaces.
+        self._first = self._image() if self._paths else None
+        return result
 
     def step(self, over: bool) -> None:
         """Add an image after a step; `over`: the step ended the episode."""
@@ -342,6 +342,7 @@ class VideoFile:
                 lines = self._log.read().decode(errors="replace").strip().splitlines()
                 why = lines[-1] if lines else f"it ended with status {self._process.returncode}"
                 raise VideoFailed(f"the video {self._path} could not be encoded by ffmpeg: {why}")
+            # Written beside its place, so that a reader never sees a part of it.
             self._video.seek(0)
             try:
                 with part.open("wb") as file:

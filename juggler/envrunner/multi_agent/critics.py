@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,12 @@ from gymnasium import Space, spaces
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.action_masks import flat_mask, mask_space
-from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
+from juggler.envrunner.environments.action_masks import (
+    LegalActions,
+    find_non_binary,
+    flat_mask,
+    mask_space,
+)
 from juggler.envrunner.environments.misfits import misfit
 from juggler.envrunner.multi_agent.turns import ALL_OBSERVATIONS, STATE, AgentGroup
 from juggler.runtime.connectors.leaves import OBSERVATION, at, holds_masks
@@ -23,6 +27,7 @@ from juggler.runtime.wire.structures import put, space_leaves, to_tree, tree_map
 from juggler.runtime.wire.trees import Path, Tree, flatten, unflatten
 
 
+@dataclass(eq=False)
 class Misfit(Exception):
     """An observation or an action mask does not fit its space.
 
@@ -31,10 +36,8 @@ class Misfit(Exception):
         reason: one line.
     """
 
-    def __init__(self, row: int, reason: str) -> None:
-        super().__init__(row, reason)
-        self.row = row
-        self.reason = reason
+    row: int
+    reason: str
 
 
 class GroupObservations:
@@ -66,12 +69,13 @@ class GroupObservations:
         if mask is not None and not self._ignores:
             try:
                 self._mask = mask_space(flat_mask(self._actions, mask))
-                LegalActions(self._mask, self._actions, "")
+                LegalActions(self._mask, self._actions)
             except (ValueError, TypeError, LookupError, AttributeError) as error:
                 agents = ", ".join(plain.agents)
                 raise ValueError(
                     f"info['action_mask'] of {agents} does not fit the action space: {error}"
                 ) from error
+            # The policy and the learner find a mask only in observations.
             parts = (
                 self._plain.spaces
                 if isinstance(self._plain, spaces.Dict)
@@ -79,7 +83,7 @@ class GroupObservations:
             )
             space = spaces.Dict({**parts, ACTION_MASK: self._mask})
             self.group = AgentGroup(plain.agents, space, self._actions)
-        LegalActions.of(self.group.observation_space, self._actions, "")
+        LegalActions.of(self.group.observation_space, self._actions)
         self._none = zeros(self.group.observation_space, (0,))
 
     def batch(self, observations: Sequence[Any], given: Sequence[Any], last: bool = False) -> Tree:
@@ -272,6 +276,7 @@ class AllObservations:
             if agent in by_agent
         ]
         places = np.array([place for place, _ in there], np.intp)  # [P]
+        # Stacked once for all environments, without the absent agents.
         try:
             given = observations.batch([each for _, each in there], [None] * len(there))  # [P, ...]
         except Misfit as error:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +17,7 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.info_numbers import keep_numbers
-from juggler.envrunner.multi_agent.agent_infos import unknown_agents
+from juggler.envrunner.info_numbers import keep_numbers, unknown_agents
 from juggler.envrunner.multi_agent.critics import (
     AllObservations,
     GroupObservations,
@@ -32,7 +29,6 @@ from juggler.envrunner.multi_agent.slot_books import (
     BrokenRule,
     SlotBooks,
     SlotResults,
-    overdue_message,
 )
 from juggler.envrunner.multi_agent.turns import (
     STATE,
@@ -109,48 +105,6 @@ def is_mapping(info: Any) -> bool:
     return type(info) is dict or isinstance(info, Mapping)
 
 
-def reader(env: Any, name: str) -> Callable[[], Any]:
-    """Make a fast `getattr(env, name)` for an environment that has been reset.
-
-    PettingZoo's wrappers forward a lookup one by one, which takes longer than some moves. Wrappers
-    that would only forward it are skipped, unless they have their own value of this name. Wrappers
-    with their own property or `__getattr__` are called as usual.
-
-    Args:
-        env: an environment, which may be a wrapper. What wrappers wrap must stay the same.
-        name: of an attribute.
-    """
-    wrappers = sys.modules.get("pettingzoo.utils.wrappers")
-    passed: list[dict[str, Any]] = []  # the wrappers' own attributes
-    while wrappers is not None and _only_forwards(env, name, wrappers):
-        passed.append(vars(env))
-        env = env.env
-    if not passed:
-        return functools.partial(getattr, env, name)
-
-    def read() -> Any:
-        for own in passed:
-            if name in own:
-                return own[name]
-        return getattr(env, name)
-
-    return read
-
-
-def _only_forwards(env: Any, name: str, wrappers: Any) -> bool:
-    """Return whether a wrapper only forwards this attribute."""
-    kinds = wrappers.BaseWrapper, wrappers.OrderEnforcingWrapper, wrappers.BaseParallelWrapper
-    made: Any = type(env)
-    ordinary: Any = object.__getattribute__
-    return (
-        isinstance(env, kinds)
-        and made.__getattribute__ is ordinary
-        and any(made.__getattr__ is kind.__getattr__ for kind in kinds)
-        and not hasattr(made, name)
-        and "env" in vars(env)
-    )
-
-
 class Game(ABC):
     """One environment with several agents.
 
@@ -180,11 +134,11 @@ class Game(ABC):
                 "in its constructor every agent that it may ever have. A Parallel environment may "
                 "have max_num_agents instead, a number"
             )
+        # Slots stay, although agents come and go.
         self.ids: tuple[Hashable, ...] = tuple(ids)
         self._places = {each: place for place, each in enumerate(self.ids)}
         self._slots = [index * len(self.ids) + place for place in range(len(self.ids))]
         self._group_of: Sequence[int] = ()
-        self._agents: Callable[[], Any] = list  # the present agents of the running episode
 
     def spaces_of(self, agent: Hashable) -> tuple[Space[Any], Space[Any]]:
         """Return the observation space and the action space of an agent.
@@ -237,7 +191,6 @@ class Game(ABC):
 
     def _begins(self) -> None:
         self._steps = 0
-        self._agents = reader(self.env, "agents")
         self._require_agents()
 
     def _is_late(self) -> bool:
@@ -246,7 +199,7 @@ class Game(ABC):
         return self._steps == self._limit
 
     def _require_agents(self) -> None:
-        if not self._agents():
+        if not self.env.agents:
             raise BrokenRule(self.index, "no agent is there: `agents` is empty after the reset")
 
     def _acts(self, agent: Hashable, observation: Any, info: Any, reports: Reports) -> None:
@@ -305,8 +258,8 @@ class ParallelGame(Game):
         observations, infos = result
         self._begins()
         self._keep_unread(infos, reports)
-        self._all_act(self._agents(), observations, infos, reports)
-        self._show_critics(observations, self._agents(), (), reports)
+        self._all_act(self.env.agents, observations, infos, reports)
+        self._show_critics(observations, self.env.agents, (), reports)
         by_agent: Mapping[Hashable, Any] = infos
         return by_agent
 
@@ -320,16 +273,19 @@ class ParallelGame(Game):
             raise BrokenRule(self.index, reason)
         observations, rewards, terminations, truncations, infos = result
         self._keep_unread(infos, reports)
-        there, late = dict.fromkeys(self._agents()), self._is_late()
+        there, late = dict.fromkeys(self.env.agents), self._is_late()
         ended: list[Hashable] = []
         known = actions  # by agent that has results
+        # Agents that pause have no results, and may end all the same.
         if self._paused:
             known = {**actions, **self._paused}
             rewards = {**dict.fromkeys(self._paused, 0.0), **rewards}
             terminations = {**self._paused, **terminations}
             truncations = {**self._paused, **truncations}
+        # In PettingZoo, an agent that has acted has a key in each of these dicts.
         for agent in known:
             reports.keep(self._slots[self._place(agent)], infos.get(agent))
+            # Each must be there: a missing value would end or reward the agent silently.
             terminated = self._of(agent, terminations, "terminations")
             terminated = self._as_flag(agent, "terminated", terminated)
             truncated = self._of(agent, truncations, "truncations")
@@ -338,6 +294,7 @@ class ParallelGame(Game):
                 seen = self._of(agent, observations, "observations")
                 self._ends(agent, seen, infos.get(agent), terminated, reports)
                 ended.append(agent)
+            # Its value would be bootstrapped from an observation that does not exist.
             elif agent not in there:
                 reason = (
                     f"agent {agent!r} is gone from `agents`, and was neither terminated nor "
@@ -345,6 +302,7 @@ class ParallelGame(Game):
                 )
                 raise BrokenRule(self.index, reason)
             self._rewarded(agent, self._of(agent, rewards, "rewards"), reports)
+        # Rewards may come out of turn, also to agents that did not act.
         for agent in rewards.keys() - known.keys():
             if agent in self._places:  # else it is an extra key, such as "common"
                 self._rewarded(agent, rewards[agent], reports)
@@ -409,8 +367,6 @@ class TurnBasedGame(Game):
 
     def reset(self, seed: int, reports: Reports) -> Mapping[Hashable, Any]:
         self.env.reset(seed=seed)
-        self._on_turn = reader(self.env, "agent_selection")
-        self._infos = reader(self.env, "infos") if hasattr(self.env, "infos") else dict
         self._begins()
         self._keep_unread(self._infos(), reports)
         # The results of agents that end at once are dropped, because they have not acted.
@@ -425,6 +381,10 @@ class TurnBasedGame(Game):
         if not self._serve(reports, reports, self._is_late()):
             reports.over.append(self.index)
 
+    def _infos(self) -> Mapping[Hashable, Any]:
+        infos: Mapping[Hashable, Any] = getattr(self.env, "infos", {})
+        return infos
+
     def _serve(self, ends: Reports, reports: Reports, late: bool = False) -> bool:
         """Report the agent that acts next; return whether there is one.
 
@@ -432,8 +392,8 @@ class TurnBasedGame(Game):
         agents are truncated.
         """
         served: set[Hashable] = set()
-        while self._agents():
-            agent = self._on_turn()
+        while self.env.agents:
+            agent = self.env.agent_selection
             if agent in served:
                 reason = (
                     f"agent {agent!r} is still on turn after its last step, which had no action"
@@ -444,6 +404,7 @@ class TurnBasedGame(Game):
             truncated = self._as_flag(agent, "truncated", truncated)
             self._rewarded(agent, reward, ends)
             ends.keep(self._slots[self._place(agent)], info)
+            # The limit ends the episode of every agent, on turn or not.
             if late and not (terminated or truncated):
                 if not served:
                     self._show_critics_the_end(ends)
@@ -458,6 +419,7 @@ class TurnBasedGame(Game):
                 for kind, seen in self._seen_by_critics(self._observations).items():
                     reports.critics_now[kind][self.index] = seen
                 return True
+            # PettingZoo wants a step with None of each agent that is done.
             self._ends(agent, observation, info, terminated, ends)
             if not served:  # done agents leave one after another, and have all ended now
                 self._show_critics_the_end(ends)
@@ -467,7 +429,7 @@ class TurnBasedGame(Game):
 
     def _observations(self) -> dict[Hashable, Any]:
         # Copies, because the environment may write all of them into the same memory.
-        return {agent: copy.deepcopy(self.env.observe(agent)) for agent in self._agents()}
+        return {agent: copy.deepcopy(self.env.observe(agent)) for agent in self.env.agents}
 
     def _show_critics_the_end(self, ends: Reports) -> None:
         for kind, seen in self._seen_by_critics(self._observations).items():
@@ -486,7 +448,7 @@ class TurnBasedGame(Game):
             )
             raise BrokenRule(self.index, reason)
         terminations = getattr(self.env, "terminations", {})
-        for agent in self._agents():
+        for agent in self.env.agents:
             terminated = self._as_flag(agent, "terminated", terminations.get(agent, False))
             self._rewarded(agent, rewards[agent], ends)
             ends.keep(self._slots[self._place(agent)], infos.get(agent))
@@ -527,6 +489,7 @@ class GamesInTurn:
             for game in games:
                 game.join([group_of[agent] for agent in self.agents])
         masks = self._masks_in_first_infos(len(plain))
+        # Masks become a part of observations, so their form must be known before.
         self._observations = [
             GroupObservations(group, next((masks[a] for a in group.agents if a in masks), None))
             for group in plain
@@ -535,6 +498,7 @@ class GamesInTurn:
         self._critics: dict[str, States | AllObservations] = {}
         for kind in critics_see:
             self._critics[kind] = self._states() if kind == STATE else AllObservations(plain)
+        # Games report only what a critic of this run sees.
         self.critic_spaces: Mapping[str, Space[Any]] = {
             kind: each.space for kind, each in self._critics.items()
         }
@@ -561,6 +525,7 @@ class GamesInTurn:
         reports = Reports(len(self.groups), self.num_envs * len(self.agents))
         call, i = "step", 0
         try:
+            # The next episode of a game begins at once, with its own seed.
             for i, game in enumerate(self._games):
                 game.step(by_env[i], reports)
                 if reports.over and reports.over[-1] == i:
@@ -575,6 +540,7 @@ class GamesInTurn:
                 ended.sort(key=_slot)
             rewards = np.zeros(self.num_envs * len(self.agents))  # [N * A]
             rewards[list(reports.rewards)] = list(reports.rewards.values())
+            # Books and batches have ascending slots; games report in any order.
             booked = self._books.step(
                 rewards,
                 np.array([each.slot for ended in reports.ended for each in ended], np.intp),
@@ -588,9 +554,8 @@ class GamesInTurn:
         return self._books.returns()
 
     def overdue(self, steps: int) -> str:
-        found = self._books.overdue(steps)
         remedy = "max_episode_steps = 1000 truncates all agents after that many steps"
-        return overdue_message(found, self._name, remedy)
+        return self._books.overdue(steps, self._name, remedy)
 
     def close(self) -> None:
         for game in self._games:
@@ -614,6 +579,7 @@ class GamesInTurn:
                 if (own := self._spaces(i, agent)) != spaces:
                     reason = f"agent {agent!r} has the spaces {own}, and {spaces} in environment 0"
                     raise BrokenRule(i, reason)
+        # Spaces need not be hashable.
         kinds: list[Any] = []
         members: list[list[str]] = []
         for agent, spaces in zip(self.agents, found, strict=True):
@@ -686,6 +652,7 @@ class GamesInTurn:
             begin, end = acts.stop, ends.stop
             last = booked.last[ends]  # an agent that never acted has no last action
             ended = [each for each, acted in zip(ended, last.tolist(), strict=True) if acted]
+            # Arrays of `booked` have the slots of all groups, one group after another.
             groups.append(
                 GroupTurn(
                     acting=np.array(self._acting[at], np.intp),
@@ -698,6 +665,7 @@ class GamesInTurn:
                     terminated=np.array([each.terminated for each in ended], np.bool_),
                 )
             )
+        # A game begins its next episode in the step that ended the last one.
         over = np.array(reports.over, np.intp)
         critics = {kind: self._of_critic(kind, reports) for kind in self._critics}
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns

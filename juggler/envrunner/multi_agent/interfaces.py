@@ -56,6 +56,7 @@ def has_several_agents(
             check_extra(config.env)
             own_pace = AT_OWN_PACE in config.env_kwargs
             return own_pace or number_of_agents(config.env.removeprefix(ENVPOOL)) > 1
+        # Only EnvPool has games of one agent, too.
         if config.env.startswith(tuple(FINDERS)):
             return True
         source = find_environment(config.env)

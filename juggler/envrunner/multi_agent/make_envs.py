@@ -15,8 +15,7 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.action_masks import mask_space
 from juggler.envrunner.environments.envpool import AT_OWN_PACE, make_envpool_rows
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
-from juggler.envrunner.environments.find_environment import find_environment
-from juggler.envrunner.environments.wrappers import wrapper_specs
+from juggler.envrunner.environments.find_environment import find_environment, wrapper_specs
 from juggler.envrunner.failures import failures_of
 from juggler.envrunner.multi_agent.games import (
     Game,
@@ -100,6 +99,7 @@ class PassingAgents:
                         "there at once, including agents that end in the same step"
                     )
                 self._place_of[agent] = free.pop(0)
+        # `ParallelGame` explains what it should be.
         if not isinstance(results, tuple):
             return results
         return tuple(
@@ -173,7 +173,6 @@ class PaddedAgents:
         parts = turn.groups
         acting, acts = _in_order([each.acting for each in parts])
         ended, ends = _in_order([each.ended for each in parts])
-        idle = [each.idle for each in parts if each.idle is not None]
         self._acting = acting
         merged = GroupTurn(
             acting=acting,
@@ -184,7 +183,6 @@ class PaddedAgents:
             last_observations=self._padded([each.last_observations for each in parts], ends),
             last_rewards=_joined([each.last_rewards for each in parts], ends),
             terminated=_joined([each.terminated for each in parts], ends),
-            idle=_joined(idle, acts) if len(idle) == len(parts) else None,
         )
         return replace(turn, groups=(merged,))
 
@@ -253,6 +251,7 @@ def _together(parts: Sequence[Any], what: str, box: MergedBox) -> Space[Any]:
         found = spaces.Dict({key: _together([e[key] for e in parts], what, box) for key in first})
     elif all(isinstance(each, spaces.Tuple) and len(each) == len(first) for each in parts):
         found = spaces.Tuple(_together(each, what, box) for each in zip(*parts, strict=True))
+    # Numbers must mean the same in all groups, so starts and kinds must be equal.
     elif all(isinstance(each, spaces.Discrete) and each.start == first.start for each in parts):
         found = spaces.Discrete(max(int(each.n) for each in parts), start=int(first.start))
     elif all(isinstance(each, spaces.MultiBinary) and len(each.shape) == 1 for each in parts):
@@ -262,6 +261,7 @@ def _together(parts: Sequence[Any], what: str, box: MergedBox) -> Space[Any]:
         and (each.dtype, len(each.shape)) == (first.dtype, len(first.shape))
         for each in parts
     ):
+        # Bounds of actions and of observations are padded differently.
         found = box(parts)
     if found is None:
         kinds = " and ".join(map(str, dict.fromkeys(map(str, parts))))
@@ -363,6 +363,7 @@ def _made(
     make, name = find_games(config, env_factory)
     is_vector = steps_all_at_once(make)
     _check_options(config, name, is_vector)
+    # A vector makes all of its environments itself.
     if is_vector:
         if "num_envs" in config.env_kwargs:
             raise ValueError("env_kwargs must not have num_envs: set envs_per_runner instead")
@@ -374,6 +375,7 @@ def _made(
         except BaseException:
             vector.close()
             raise
+    # Games that were made are closed if a later one fails.
     wrappers = wrapper_specs(config.env_wrappers)
     games: list[Game] = []
     try:
@@ -420,11 +422,13 @@ def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
             f"vectorize = {config.vectorize!r}: the environments of {name} have several agents, "
             f"and are stepped in the EnvRunner's own process; use {one_of(allowed)}"
         )
+    # One agent's step may end an episode that others still play.
     if config.autoreset not in ("auto", "same_step"):
         raise ValueError(
             f"autoreset = {config.autoreset!r}: an environment with several agents begins its next "
             "episode within the step that ended the last one; leave it out"
         )
+    # A vector has no single environments to wrap or to cut.
     if is_vector and config.env_wrappers:
         raise ValueError(
             f"env_wrappers wrap single environments, and {name} steps all of its own: leave them "
@@ -435,6 +439,7 @@ def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
             f"max_episode_steps: {name} steps all of its environments at once and has to truncate "
             "their episodes itself; leave it out, or see whether env_kwargs has a limit"
         )
+    # Gymnasium's own wrappers expect one observation and one reward.
     for piece in wrapper_specs(config.env_wrappers):
         if piece.entry_point.startswith("gymnasium.wrappers:"):
             raise ValueError(

@@ -9,28 +9,27 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.legal_actions import LegalActions, find_non_binary
+from juggler.envrunner.environments.action_masks import (
+    LegalActions,
+    ObservedChoices,
+    find_non_binary,
+)
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFiniteBatch, check_finite
-from juggler.envrunner.multi_agent.agent_mapping import Role
 from juggler.envrunner.multi_agent.critics import apart_from_critic, space_with_critic, with_critic
-from juggler.envrunner.multi_agent.line_up import LineUp
+from juggler.envrunner.multi_agent.line_up import LineUp, Role
 from juggler.envrunner.multi_agent.turns import CriticObservations, GroupTurn
 from juggler.envrunner.paced.paced_rows import oldest_version
 from juggler.envrunner.paced.paced_slots import PacedSlots
 from juggler.envrunner.rounds import FrozenResult, TrainedResult
 from juggler.runtime.acting.actor import Actor, RandomActions
 from juggler.runtime.connectors.connector import NonFiniteObservation
-from juggler.runtime.connectors.leaves import observed_leaves
 from juggler.runtime.connectors.mergeable_state import State, merge
 from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import (
-    OutsideSpace,
-    choices_of,
-    find_outside,
     from_tree,
     put,
     take,
@@ -95,14 +94,13 @@ class ModuleSlots:
         self._place_of[self._slots] = np.arange(self.most_rows)
         self._places = self._place_of.copy()  # [N A] for any line-up
         self._plays_whole_group = role.is_whole_group
+        # Rows also hold what the critic sees.
         kept = space_with_critic(connectors.observation_space, critic_space)
         self._paced = PacedSlots(kept, policy, steps, row_age, self.most_rows)
         self._row_age = row_age
         spaces = role.spaces
-        self._legal = LegalActions.of(
-            connectors.observation_space, spaces.action_space, "an episode"
-        )
-        self._choices = choices_of(observed_leaves(connectors.observation_space).items())
+        self._legal = LegalActions.of(connectors.observation_space, spaces.action_space)
+        self._choices = ObservedChoices(connectors.observation_space, "", self._named)
         # [B, ...] observations of the agents that act next, as in batches; and with critics'.
         self._seen: Any = None
         self._kept: Any = None
@@ -171,6 +169,7 @@ class ModuleSlots:
         """
         paced, self._turns = self._paced, self._turns + 1
         together = paced.are_together and turn.acting is self._shown and line_up is None
+        # Faster without looking up rows, if all slots act in each turn.
         if not together:
             paced.split()
         ended: NDArray[np.intp] = turn.ended  # [E] places
@@ -185,6 +184,7 @@ class ModuleSlots:
                     lasts = with_critic(lasts, take(critic.at_end, self._environments(ended)))
         if line_up is not None:  # the ends above are of earlier episodes
             self.line_up(line_up)
+        # The same array means the same slots, so nothing needs to be looked up.
         if turn.acting is not self._shown:
             self.acting, self.where = self._mine(turn.acting)
             self._shown = turn.acting
@@ -198,6 +198,7 @@ class ModuleSlots:
         if not together:
             self._receive_apart(turn, kept, ended, last_rewards, truncated, lasts)
             return
+        # In this form, ends and rewards are of all places.
         rewards = turn.rewards[self.where]  # [B]
         if not recorded:  # no batch will be checked for them
             rewards = self._finite(self.acting, rewards)  # [B]
@@ -300,12 +301,14 @@ class ModuleSlots:
         taken = rows.complete[: self.most_rows]
         if not taken:
             return TrainedResult(None, self._version, *ended, stale_steps=stale)
+        # Log-probabilities are computed for the whole batch at once.
         batch = rows.batch(len(taken), self.policy.log_probabilities)
         if self.critic_space is not None:
             batch = apart_from_critic(batch)
         try:
             check_finite(batch)
         except NonFiniteBatch as error:
+            # The error names a row of the batch: find its agent.
             row = taken[error.environment]
             why = ""
             if error.column == "action_logp":
@@ -376,14 +379,12 @@ class ModuleSlots:
             EnvironmentFailed: an observation is outside its Discrete, MultiDiscrete or MultiBinary
                 space.
         """
-        try:
-            stored = connectors(shown)
-            if self._choices and (found := find_outside(self._choices, stored)):
-                raise OutsideSpace(found[0][0], found[1])
-        except OutsideSpace as error:
-            where = self._named(int(places[error.row]))
-            reason = f"its observation{error.what}"
-            raise EnvironmentFailed(where, "step", reason, lasting=True) from None
+
+        def place(row: int, *_: int) -> tuple[int, int]:
+            return int(places[row]), 0
+
+        stored = self._choices.through(connectors, shown, place)
+        self._choices.require(stored, place)
         return stored
 
     def _drop_stale(self) -> int:

@@ -8,24 +8,27 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from juggler.envrunner.agent_returns import AgentReturns, add_returns
+from juggler.envrunner.agent_returns import add_returns
 from juggler.envrunner.environments.seeding import module_seeds, player_seed, seed_process
-from juggler.envrunner.evaluation import Goal, PlayedEpisodes, load_trees, play_whole_episodes
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes, play_whole_episodes
 from juggler.envrunner.finiteness import NonFiniteBatch, check_return
 from juggler.envrunner.frozen_weights import FrozenWeights
-from juggler.envrunner.multi_agent.agent_infos import AgentInfos
-from juggler.envrunner.multi_agent.agent_mapping import Role, cast, random_roles
-from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps
-from juggler.envrunner.multi_agent.line_up import LineUps, line_ups_of
+from juggler.envrunner.info_numbers import AgentInfos
+from juggler.envrunner.multi_agent.line_up import (
+    AssignedLineUps,
+    LineUps,
+    Role,
+    cast,
+    line_ups_of,
+    random_roles,
+)
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots, merged_actions
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs, Turn
 from juggler.envrunner.rounds import FrozenResult, PlayedRound, TrainedResult
 from juggler.envrunner.setup import RANDOM, ActingSetup, EnvRunnerSetup
-from juggler.envrunner.stage import ActingParts, UserCode, refuse_league
+from juggler.envrunner.stage import ActingParts, Stage, UserCode, refuse_league
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 
@@ -101,17 +104,15 @@ class MultiAgentSampler:
         if turn is None:
             raise RuntimeError("the last round failed half-way: call reset first")
         seconds: dict[str, float] = defaultdict(float)
-        env_returns: list[float] = []
-        env_lengths: list[int] = []
-        environments: list[int] = []  # of these episodes
+        over: list[Turn] = []  # with which an episode ended
         for module_id, version in versions.items():
             self._modules[module_id].begin(version)
-        agent_returns: AgentReturns = {}
         if not self._taken:
             self._process(turn, recorded)
             self._taken = True
         for t in range(self._steps):
             before = time.perf_counter()
+            # Only this call is inference; `receive` counts as connectors.
             actions = self._act(turn, recorded)
             between = time.perf_counter()
             turn = self._envs.step(actions)
@@ -119,15 +120,34 @@ class MultiAgentSampler:
             seconds["environment"] += time.perf_counter() - between
             self._infos.see(turn, t)
             if len(turn.over):
-                add_returns(agent_returns, self._envs.agents, turn.agent_returns)
-                environments += turn.over.tolist()
-                env_returns += turn.env_returns.tolist()
-                env_lengths += turn.env_lengths.tolist()
+                over.append(turn)
                 if self._line_ups is not None:
                     self._line_ups.ended(turn.over, turn.agent_returns, turn.env_lengths)
             self._process(turn, recorded)
+        # Batches are made after the last step, when rows are known to be complete.
         finishing = time.perf_counter()
         infos = self._infos.advance()
+        results, others = self._results(recorded, versions)
+        played = PlayedRound(results, seconds, others=others)
+        # A round that lost steps reports no episodes, and the sampler must be reset.
+        if not any(isinstance(result, NonFiniteBatch) for result in results.values()):
+            for each in over:
+                add_returns(played.agent_returns, self._envs.agents, each.agent_returns)
+                played.env_returns.extend(each.env_returns.tolist())
+                played.env_lengths.extend(each.env_lengths.tolist())
+                # These also sum rewards that no recorded step has.
+                for environment, total in zip(each.over, each.env_returns, strict=True):
+                    check_return(int(environment), float(total))
+            played.infos.update(infos)
+            self._turn = turn
+        seconds["frames"] = time.perf_counter() - finishing
+        seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
+        return played
+
+    def _results(
+        self, recorded: Collection[str], versions: Mapping[str, Version]
+    ) -> tuple[dict[str, TrainedResult | NonFiniteBatch], dict[str, FrozenResult]]:
+        """Return results of recorded modules, and of untrained ones."""
         results: dict[str, TrainedResult | NonFiniteBatch] = {}
         others: dict[str, FrozenResult] = {}
         for module_id, slots in self._modules.items():
@@ -137,17 +157,7 @@ class MultiAgentSampler:
                 slots.skip()
             else:
                 others.setdefault(slots.role.module_id, FrozenResult()).add(slots.played())
-        if any(isinstance(result, NonFiniteBatch) for result in results.values()):
-            env_returns, env_lengths, agent_returns, infos = [], [], {}, {}
-        else:
-            # These also sum rewards that no recorded step has.
-            for environment, total in zip(environments, env_returns, strict=True):
-                check_return(environment, total)
-            self._turn = turn
-        seconds["frames"] = time.perf_counter() - finishing
-        seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
-        ended = env_returns, env_lengths, others, agent_returns
-        return PlayedRound(results, seconds, *ended, infos=infos)
+        return results, others
 
     def _process(self, turn: Turn, recorded: Collection[str]) -> None:
         line_up = None
@@ -174,7 +184,7 @@ class MultiAgentSampler:
 _VERY_LONG = 5000  # steps of an environment
 
 
-class MultiAgentStage:
+class MultiAgentStage(Stage):
     """N environments with several agents each.
 
     Args:
@@ -197,11 +207,11 @@ class MultiAgentStage:
         own_code: UserCode,
         frozen: FrozenWeights,
     ) -> None:
+        super().__init__()
+        self._has_league = setup.league
         self._envs, self._steps = envs, setup.env_runner.fragment_steps
         self._own_code, self._frozen = own_code, frozen
         self._warned = False
-        self._parts: dict[str, ActingParts] = {}  # of the modules that are trained
-        self._policies: dict[str, Actor] = {}  # of the same modules
         self._modules: dict[str, ModuleSlots] = {}  # all modules that act
         for module_id, role in cast(envs, setup.agents, setup.modules).items():
             self._modules[module_id] = self._built(role, setup.modules[module_id], seed)
@@ -209,6 +219,7 @@ class MultiAgentStage:
             self._modules[f"{RANDOM}:{role.group}"] = ModuleSlots.at_random(
                 role, envs.num_envs, envs.agents, self._steps, seed
             )
+        # A league's line-ups come with requests; all others are drawn here.
         self._league: AssignedLineUps | None = None
         self._added = 0  # number of added players
         line_ups: LineUps | None
@@ -255,19 +266,6 @@ class MultiAgentStage:
             )
             for module_id, parts in self._parts.items()
         ]
-
-    def load(self, module_id: str, weights: Tree) -> None:
-        self._policies[module_id].load(self._parts[module_id].as_here(weights))
-
-    def set_connector_state(self, module_id: str, state: State) -> None:
-        self._modules[module_id].connectors.set_state(state)
-
-    def load_trees(self, trees: Mapping[str, Tree]) -> None:
-        into = {
-            module_id: (policy, self._modules[module_id].connectors)
-            for module_id, policy in self._policies.items()
-        }
-        load_trees(trees, into, missing_ok=self._league is not None)
 
     def reset(self, seed: int) -> None:
         seed_process(seed)

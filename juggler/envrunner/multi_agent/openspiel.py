@@ -71,6 +71,7 @@ class OpenSpielGame:
             kind.chance_mode == self._pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC
             and _SEED in kind.parameter_specification.keys() - parameters.keys()
         )
+        # Information states tell players all that they have seen so far.
         self._informed = kind.provides_information_state_tensor
         if not self._informed and not kind.provides_observation_tensor:
             raise ValueError(f"OpenSpiel's game {name!r} has no tensor that players could see")
@@ -79,6 +80,7 @@ class OpenSpielGame:
             if self._informed
             else game.observation_tensor_shape()
         )
+        # All players see and act alike.
         self.game = game
         self.possible_agents = [f"player_{player}" for player in range(game.num_players())]
         actions = game.num_distinct_actions()

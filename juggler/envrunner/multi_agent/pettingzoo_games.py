@@ -50,6 +50,7 @@ def find_game(name: str) -> Callable[..., Any]:
             if isinstance(entry_point, str):
                 _imported(name, entry_point.partition(":")[0], family)
             return functools.partial(pettingzoo.make, kind, id)
+    # Packages such as mpe2 follow PettingZoo's form, but register nothing.
     of_module = f"{family}.{id.rpartition('/')[2].replace('-v', '_v')}"
     if re.fullmatch(r"[A-Za-z_][\w.]*", of_module) and _is_there(of_module):
         module = _imported(name, of_module, family)
@@ -114,6 +115,7 @@ def _unknown(name: str, family: str) -> str:
             if re.search(r"_v[0-9]+$", module.name)
         }
     by_name = {f"{SCHEME}{each}": each for each in sorted(known)}
+    # Also games of the same name in another version or family.
     near = difflib.get_close_matches(name, by_name, n=3, cutoff=0.75)
     game = re.sub(r"[-_]v[0-9]+$", "", name.rpartition("/")[2])
     near += [each for each in by_name if f"/{game}-v" in each and each not in near]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ Floats = NDArray[np.float64]
 _MOST_QUIET = 256
 
 
+@dataclass(eq=False)
 class BrokenRule(Exception):
     """An environment broke PettingZoo's rules.
 
@@ -23,10 +25,8 @@ class BrokenRule(Exception):
         reason: what it did.
     """
 
-    def __init__(self, env: int, reason: str) -> None:
-        super().__init__(env, reason)
-        self.env = env
-        self.reason = reason
+    env: int
+    reason: str
 
 
 class SlotResults(NamedTuple):
@@ -49,22 +49,6 @@ class SlotResults(NamedTuple):
     env_returns: Floats
     env_lengths: Slots
     agent_returns: Floats
-
-
-class OverdueEpisode(NamedTuple):
-    """An agent whose episode has been running for very long.
-
-    Attributes:
-        env: the index of its environment.
-        agent: its name.
-        steps: limit that it has exceeded.
-        idle: it has not acted for as long; otherwise it acts without an end.
-    """
-
-    env: int
-    agent: str
-    steps: int
-    idle: bool
 
 
 class SlotBooks:
@@ -133,6 +117,7 @@ class SlotBooks:
         self._catch_up()
         self._steps += 1
         self._forbid_late(rewards)
+        # Of each action: rewards count until its agent acts again.
         self._rewards += rewards
         self._returns += np.add.reduce(rewards.reshape(-1, len(self._agents)), 1)
         self._agent_returns += rewards
@@ -145,24 +130,9 @@ class SlotBooks:
                 self._forbid(ended[already], "ended, and it had ended already in this episode")
             self.ended[ended] = True
         last_rewards = self._rewards[ended]  # [E]
-        env_returns, env_lengths = self._returns[over], self._steps - self._began[over]  # [L]
-        agent_returns = np.zeros((0, len(self._agents)))
-        if len(over):
-            self._longest = max(self._longest, int(env_lengths.max()))
-            of_env = (
-                over[:, None] * len(self._agents) + np.arange(len(self._agents))
-            ).ravel()  # [L * A]
-            acted_in = np.where(self._acted[of_env], self._agent_returns[of_env], np.nan)
-            agent_returns = acted_in.reshape(-1, len(self._agents))  # [L, A]
-            vanished = self._acted[of_env] & ~self.ended[of_env]
-            self._forbid(
-                of_env[vanished],
-                "is gone, and was neither terminated nor truncated: an agent must be told its end",
-            )
-            self._acted[of_env] = self.ended[of_env] = False
-            self._rewards[of_env] = self._agent_returns[of_env] = 0
-            self._returns[over] = 0
+        over_with = self._end_environments(over)
         self._began[began] = self._steps
+        # An agent that acts after its end is a new one, or a mistake.
         if np.count_nonzero(self.ended):
             back = acting[self.ended[acting]]
             if self._come_back:
@@ -173,7 +143,24 @@ class SlotBooks:
                     "came back after its episode ended: remove it from `agents` when it ends, and "
                     "do not let it act again in the episode",
                 )
-        return self._booked(acting, last, last_rewards, env_returns, env_lengths, agent_returns)
+        return self._booked(acting, last, last_rewards, *over_with)
+
+    def _end_environments(self, over: Slots) -> tuple[Floats, Slots, Floats]:
+        """End episodes [L] -> returns, lengths, and agents' returns."""
+        env_returns, env_lengths = self._returns[over], self._steps - self._began[over]  # [L]
+        if not len(over):
+            return env_returns, env_lengths, np.zeros((0, len(self._agents)))
+        self._longest = max(self._longest, int(env_lengths.max()))
+        of_env = over[:, None] * len(self._agents) + np.arange(len(self._agents))  # [L, A]
+        agent_returns = np.where(self._acted[of_env], self._agent_returns[of_env], np.nan)
+        self._forbid(
+            of_env[self._acted[of_env] & ~self.ended[of_env]],
+            "is gone, and was neither terminated nor truncated: an agent must be told its end",
+        )
+        self._acted[of_env] = self.ended[of_env] = False
+        self._rewards[of_env] = self._agent_returns[of_env] = 0
+        self._returns[over] = 0
+        return env_returns, env_lengths, agent_returns
 
     def step_without_ends(self, rewards: Floats) -> Floats:
         """Book a step without ends, after which the same slots act.
@@ -212,14 +199,16 @@ class SlotBooks:
         self._catch_up()
         return self._returns.copy(), self._agent_returns.reshape(-1, len(self._agents)).copy()
 
-    def overdue(self, steps: int) -> OverdueEpisode | None:
-        """Find an agent that has neither acted nor ended for long.
+    def overdue(self, steps: int, name: str, remedy: str) -> str:
+        """Describe an agent whose episode does not end; "": none.
 
-        If there is none, find an agent that has not ended within them. The limit is at least twice
-        the longest episode.
+        It has neither acted nor ended for long. If there is none, it may be one that has only not
+        ended. The limit is at least twice the longest episode.
 
         Args:
             steps: minimum of the limit.
+            name: of the environments.
+            remedy: advice that ends episodes.
         """
         self._catch_up()
         steps = max(steps, 2 * self._longest)
@@ -230,8 +219,9 @@ class SlotBooks:
         for slots in (idle, endless):
             if len(slots):
                 env, agent = divmod(int(slots[0]), len(self._agents))
-                return OverdueEpisode(env, self._agents[agent], steps, slots is idle)
-        return None
+                whose = self._agents[agent], env, name
+                return overdue_message(*whose, steps, remedy, idle=slots is idle)
+        return ""
 
     def _booked(
         self,
@@ -269,18 +259,19 @@ def _added(sums: Floats, steps: Floats) -> Floats:
     return every
 
 
-def overdue_message(found: OverdueEpisode | None, name: str, remedy: str) -> str:
-    """Describe what `SlotBooks.overdue` found; "": nothing.
+def overdue_message(agent: str, env: int, name: str, steps: int, remedy: str, *, idle: bool) -> str:
+    """Warn of an agent whose episode has been running for very long.
 
     Args:
-        found: by `SlotBooks.overdue`.
+        agent: its name.
+        env: the index of its environment.
         name: of the environments.
+        steps: limit that it has exceeded.
         remedy: advice that ends episodes.
+        idle: it has not acted for as long; otherwise it acts without an end.
     """
-    if found is None:
-        return ""
-    did = "has neither acted nor ended in the last" if found.idle else "has not ended within"
+    did = "has neither acted nor ended in the last" if idle else "has not ended within"
     return (
-        f"waits for agent {found.agent!r} of environment {found.env} ({name}), which {did} "
-        f"{found.steps:,} steps of one episode: {remedy}"
+        f"waits for agent {agent!r} of environment {env} ({name}), which {did} {steps:,} steps of "
+        f"one episode: {remedy}"
     )

@@ -61,6 +61,7 @@ class TupleAgents:
                 f"{env} needs Tuples with a part for each agent as its spaces; it has observations "
                 f"{observations} and actions {actions}: leave out {TUPLES!r} if it has one agent"
             )
+        # These names are only known here: the environment has none.
         self.env = env
         self.possible_agents = [f"agent_{i}" for i in range(len(actions))]
         self.agents: list[str] = []

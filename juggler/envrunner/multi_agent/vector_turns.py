@@ -10,16 +10,16 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.legal_actions import LegalActions
+from juggler.envrunner.environments.action_masks import LegalActions
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.failures import EnvironmentFailed, failures_of
-from juggler.envrunner.multi_agent.agent_infos import arrays_in
+from juggler.envrunner.info_numbers import arrays_in
 from juggler.envrunner.multi_agent.critics import (
     joined,
     joint_space,
     no_state,
 )
-from juggler.envrunner.multi_agent.slot_books import BrokenRule, SlotBooks, overdue_message
+from juggler.envrunner.multi_agent.slot_books import BrokenRule, SlotBooks, SlotResults
 from juggler.envrunner.multi_agent.turns import (
     ALL_OBSERVATIONS,
     STATE,
@@ -71,7 +71,7 @@ class VectorTurns:
         self.groups: tuple[AgentGroup, ...] = (
             AgentGroup(self.agents, env.observation_space, env.action_space),
         )
-        LegalActions.of(env.observation_space, env.action_space, "")
+        LegalActions.of(env.observation_space, env.action_space)
         self._leaves = space_leaves(env.observation_space)
         # Of observations that are one array [N, A, ...].
         self._plain = [
@@ -79,6 +79,7 @@ class VectorTurns:
             for path, leaf in self._leaves
             if not path
         ]
+        # Critics that no module has cost nothing.
         spaces: dict[str, Space[Any]] = {}
         if ALL_OBSERVATIONS in critics_see:
             self._observed = without_mask(env.observation_space)
@@ -107,22 +108,14 @@ class VectorTurns:
         self._running[:] = True
         self._not_first = np.zeros(len(self._acting), np.bool_)
         booked = self._books.reset(self._acting)
+        # This turn is also the form of turns without ends: see `_same_act`.
         none = np.zeros(0, np.intp)
-        group = GroupTurn(
-            acting=self._acting,
-            observations=_rows(observations, self._acting),
-            first=booked.first,
-            rewards=booked.rewards,
-            ended=none,
-            last_observations=_rows(observations, none),
-            last_rewards=booked.last_rewards,
-            terminated=booked.last,
-        )
-        everywhere = np.arange(self.num_envs)
         seen = self._seen_by_critics(observations, np.ravel(acting))
-        critics = {kind: CriticObservations(now, now) for kind, now in seen.items()}
-        ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
-        self._first = Turn((group,), everywhere, none, *ended_with, critics)
+        everywhere = np.arange(self.num_envs)
+        self._first = self._turn(
+            observations, booked, none, booked.last, _rows(observations, none), everywhere, none
+        )
+        self._first.critics = {kind: CriticObservations(now, now) for kind, now in seen.items()}
         self._acts, self._no_ends[1] = acting.tobytes(), b""
         return self._first
 
@@ -151,6 +144,7 @@ class VectorTurns:
             there = np.array(acting).ravel()  # [N A]
             there[ended] = True
             at_end = self._seen_by_critics(observations, there)
+        # Under NEXT_STEP, an ended game acts once more before it begins.
         began = gone  # [K]
         if self._env.autoreset_mode == AutoresetMode.NEXT_STEP:
             began = (~self._running).nonzero()[0]
@@ -169,9 +163,36 @@ class VectorTurns:
             booked = self._books.step(rewards, ended, gone, began, self._acting)
         except BrokenRule as error:
             raise self._failure(error.env, "step", error.reason) from None
+        turn = self._turn(
+            observations, booked, ended, ended_terminated, last_observations, began, gone
+        )
+        turn.critics, turn.infos, turn.unread = critics, infos, unread
+        return turn
+
+    def _turn(
+        self,
+        observations: Tree,
+        booked: SlotResults,
+        ended: NDArray[np.intp],
+        terminated: Bools,
+        last_observations: Tree,
+        began: NDArray[np.intp],
+        over: NDArray[np.intp],
+    ) -> Turn:
+        """Assemble a turn.
+
+        Args:
+            observations: [N, A, ...]
+            booked: of the step.
+            ended: [E] slots, of which some may not have acted.
+            terminated: [E]
+            last_observations: [E, ...]
+            began: [K] environments.
+            over: [L] environments.
+        """
         last = booked.last  # [E]
         if np.count_nonzero(last) < len(last):  # an agent that never acted has no last action
-            ended, ended_terminated = ended[last], ended_terminated[last]
+            ended, terminated = ended[last], terminated[last]
             last_observations = take(last_observations, last)
         group = GroupTurn(
             acting=self._acting,
@@ -181,10 +202,11 @@ class VectorTurns:
             ended=ended,
             last_observations=last_observations,
             last_rewards=booked.last_rewards[last],
-            terminated=ended_terminated,
+            terminated=terminated,
         )
+        # Most turns end no episode, and these arrays are empty.
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
-        return Turn((group,), began, gone, *ended_with, critics, infos=infos, unread=unread)
+        return Turn((group,), began, over, *ended_with)
 
     def _same_act(
         self,
@@ -203,6 +225,7 @@ class VectorTurns:
         if self.critic_spaces:
             now = self._seen_by_critics(observations, np.ravel(acting))
             critics = {kind: CriticObservations(seen, seen) for kind, seen in now.items()}
+        # Empty arrays are used again, because making them takes longer than a step's books.
         first = self._first  # no agent ended in it either
         (blank,) = first.groups
         group = GroupTurn(
@@ -223,9 +246,8 @@ class VectorTurns:
         return self._books.returns()
 
     def overdue(self, steps: int) -> str:
-        found = self._books.overdue(steps)
         remedy = "it has to truncate its episodes, perhaps with max_episode_steps in env_kwargs"
-        return overdue_message(found, self._name, remedy)
+        return self._books.overdue(steps, self._name, remedy)
 
     def close(self) -> None:
         self._env.close()
@@ -300,6 +322,7 @@ class VectorTurns:
         except (KeyError, TypeError) as error:
             reason = f"its {what} have other parts than {space}: {error!r}"
             raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True) from None
+        # NumPy would repeat a missing axis, and truncate numbers.
         for (path, leaf), (_, array) in zip(of_space, arrays, strict=True):
             shape = (*leading, *(leaf.shape or ()))
             if array.shape != shape or not np.can_cast(

@@ -167,6 +167,7 @@ class Rows:
         lengths = self.columns["lengths"][rows]  # [N]
         last_observations = take(self.columns["observations"], (rows, lengths))  # [N, ...]
         finals = [(n, *final) for n, row in enumerate(taken) for final in self._finals.pop(row, ())]
+        # A slice, if possible, since fancy indexing takes several times as long.
         within: Any = (where(rows), slice(self.steps))
         kept: dict[str, Any] = {
             name: _copied(column, within) if name in self.by_step else take(column, rows)
@@ -176,13 +177,17 @@ class Rows:
         live = np.arange(self.steps) < lengths[:, None]  # [N, T]
         if not live.all():
             _fill_up(kept, live, last_observations)
+        # From here on, all columns are copies.
         self._places.release(*taken)
+        # Simulators that act by themselves have told theirs.
         action_logp = kept["action_logp"]  # [N, T]
+        # Where the policy here has acted.
         ours = ~kept["recorded"]  # [N]
         if ours.any():
             actions = take(kept["actions"], ours)  # [O, T, ...]
             action_logp[ours] = log_probabilities(kept["inputs"][ours], actions)
         action_logp[~live] = 0
+        # Rows that were cut are as long as others, with dead steps.
         return EpisodeBatch(
             observations=kept["observations"],
             actions=kept["actions"],
@@ -259,19 +264,30 @@ def _fill_up(kept: dict[str, Any], live: NDArray[np.bool_], last_observations: T
         kept[name][~live] = 0
 
 
+def segments_of(
+    live: NDArray[np.bool_], done: NDArray[np.bool_]
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+    """Find the segments of rows -> rows, first and last steps [S].
+
+    Args:
+        live: [N, T]
+        done: [N, T], the last step of an episode.
+    """
+    first, last = live.copy(), live.copy()  # [N, T] both
+    first[:, 1:] &= done[:, :-1] | ~live[:, :-1]
+    last[:, :-1] &= done[:, :-1] | ~live[:, 1:]
+    starts, ends = first.ravel().nonzero()[0], last.ravel().nonzero()[0]  # [S] both, of all steps
+    rows = starts // live.shape[1]  # [S]
+    return rows, starts - rows * live.shape[1], ends - rows * live.shape[1]
+
+
 def _segments(kept: dict[str, Any], live: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
     """Return the segments of rows, each with the oldest weights that acted.
 
     A segment is a stretch of one episode. It is not split where weights change, because a sequence
     model must see it whole.
     """
-    done = kept["terminated"] | kept["truncated"]  # [N, T]
-    first, last = live.copy(), live.copy()  # [N, T] both
-    first[:, 1:] &= done[:, :-1]
-    last[:, :-1] &= done[:, :-1] | ~live[:, 1:]
-    starts, ends = first.ravel().nonzero()[0], last.ravel().nonzero()[0]  # [S] both, of all steps
-    rows = starts // live.shape[1]  # [S]
-    starts, ends = starts - rows * live.shape[1], ends - rows * live.shape[1]
+    rows, starts, ends = segments_of(live, kept["terminated"] | kept["truncated"])  # [S] each
     beginnings = kept["beginnings"][rows, starts]  # [S, 4]
     return {
         "segment_episodes": beginnings[:, 0].copy(),

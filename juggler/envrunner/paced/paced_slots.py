@@ -78,6 +78,7 @@ class PacedSlots:
         self._row_age = row_age
         self._places = SlotAllocator(capacity)
         policy.grow(capacity)
+        # Ids are of this worker, and never used again.
         self._next_episode = 0
         self.newest = np.zeros(2, np.uint64)
         self._together: _Together | None = None  # all places act in each turn
@@ -86,7 +87,6 @@ class PacedSlots:
             "row": np.full(capacity, -1, np.intp),  # -1: no row
             "step": np.zeros(capacity, np.intp),  # complete steps of the row
             "acted": np.zeros(capacity, np.bool_),  # the reward of an action is due
-            "acted_at": np.zeros(capacity),  # seconds
             # Of the weights that acted last.
             "generation": np.zeros(capacity, np.uint64),
             "update": np.zeros(capacity, np.uint64),
@@ -148,6 +148,7 @@ class PacedSlots:
         unrecorded = int(np.count_nonzero(rows < 0))
         if unrecorded:
             self.counts["steps_unrecorded"] += unrecorded
+        # The reward completes a step that may be too old to train on.
         if self._any_stale:
             self.free_stale(places)
             rows = of["row"][places]
@@ -255,12 +256,14 @@ class PacedSlots:
         observations = observations if kept is None else kept
         of["acted"][places] = True
         of["generation"][places], of["update"][places] = self.newest
+        # A simulator may get actions before samples are wanted.
         if isinstance(recording, bool):
             if not recording:
                 return sent
         elif np.count_nonzero(recording) < len(recording):
             places, first, inputs = places[recording], first[recording], inputs[recording]
             observations, actions = take(observations, recording), take(actions, recording)
+        # A row begins with the first recorded action at its place.
         rows = of["row"][places]  # [B]
         new = rows < 0  # [B]
         if np.count_nonzero(new):
@@ -347,6 +350,7 @@ class PacedSlots:
             self._complete_together(together)
         elif together.rows is None:
             self._begin_together(together, kept)
+        # The states before a row's first step are only known after it.
         due = together.due
         acted = policy.act(seen, first=first if policy.remembers else None, keep=policy.remembers)
         together.acted = True
@@ -357,6 +361,7 @@ class PacedSlots:
             put(columns["actions"], (where, t), acted.chosen)
             if acted.inputs is not None:
                 columns["inputs"][where, t] = acted.inputs
+            # Beginnings of rows and of episodes, for the segments of the batch.
             elif not t:
                 columns["recorded"][where] = True  # with log-probabilities of 0
                 columns["action_logp"][where] = 0
@@ -400,6 +405,7 @@ class PacedSlots:
         steps = len(rewards)
         self.counts["steps"] += steps
         together.acted = False
+        # A round may have no request for this module.
         if rows is None:
             self.counts["steps_unrecorded"] += steps
         else:
@@ -415,6 +421,7 @@ class PacedSlots:
                 for k in truncated.nonzero()[0].tolist():
                     self.rows.ended_with(int(at[k]), t, take(lasts, np.array(k)))
             self._end_episodes(ended)
+        # After the ends, which still belong to this step.
         together.step += 1
         if together.step == self._steps:
             self._complete_together(together)

@@ -15,9 +15,13 @@ from numpy.typing import NDArray
 from support.random_episodes import CHOICES, VECTOR, random_episodes, write
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.datasets import sampled_episodes
-from juggler.envrunner.datasets.dataset_writer import OVERHEAD_BYTES, EpisodesUnderWay
-from juggler.envrunner.datasets.sampled_episodes import RecordedWhilePlayed, SampledEpisodes
+from juggler.envrunner.datasets import dataset_writer
+from juggler.envrunner.datasets.dataset_writer import (
+    OVERHEAD_BYTES,
+    EpisodesUnderWay,
+    RecordedWhilePlayed,
+    SampledEpisodes,
+)
 from juggler.runtime.datasets.dataset import Dataset, DatasetError, RecordedEpisode
 
 pytest.importorskip("minari", reason="needs juggler[datasets]")
@@ -142,7 +146,7 @@ def test_a_part_is_complete_when_its_first_episode_is_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(sampled_episodes.time, "monotonic", lambda: now)
+    monkeypatch.setattr(dataset_writer.time, "monotonic", lambda: now)
     episodes = recorder(tmp_path, [])
     for count in (1, 66):  # they are written 64 at a time, and one or two wait
         for episode in random_episodes([2] * count):
@@ -167,7 +171,7 @@ def bytes_in(place: Path) -> int:
 @pytest.fixture
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> int:
     """How many episodes are written together."""
-    monkeypatch.setattr(sampled_episodes, "_TOGETHER", 8)
+    monkeypatch.setattr(dataset_writer, "_TOGETHER", 8)
     return 8
 
 

@@ -16,8 +16,7 @@ from support.scripted_modules import LinearPolicy
 from support.vectors import MODES, vector_of_functions
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.action_masks import observe_masks
-from juggler.envrunner.environments.legal_actions import LegalActions
+from juggler.envrunner.environments.action_masks import LegalActions, observe_masks
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
@@ -263,9 +262,9 @@ def _strange_in_step_2(number: float) -> Callable[[np.ndarray], np.ndarray]:
 def test_masks_in_observations_must_fit_actions() -> None:
     actions = spaces.Dict({"a": spaces.MultiDiscrete([2, 3]), "b": spaces.Discrete(2)})
     with pytest.raises(ValueError, match=r"has shape \[4\], not \[5\]"):
-        LegalActions(spaces.Dict({"a": spaces.MultiBinary(4)}), actions, "a fragment")
+        LegalActions(spaces.Dict({"a": spaces.MultiBinary(4)}), actions)
     with pytest.raises(ValueError, match="action mask for 'c', and no such action"):
-        LegalActions(spaces.Dict({"c": spaces.MultiBinary(2)}), actions, "a fragment")
+        LegalActions(spaces.Dict({"c": spaces.MultiBinary(2)}), actions)
 
 
 def test_a_failing_first_reset_leaves_no_environment_open() -> None:

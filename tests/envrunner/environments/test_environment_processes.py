@@ -17,17 +17,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 from support.processes import end_forkserver
 from support.scripted_environments import Failing, Script, Scripted
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.environment_processes import (
-    EnvironmentFunction,
-    EnvironmentProcesses,
-)
-from juggler.envrunner.environments.vector import EnvironmentsInTurn
+from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
+from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.failures import EnvironmentFailed
 
 
@@ -69,16 +65,18 @@ def test_environments_run_in_processes_of_a_forkserver_without_torch() -> None:
     end_forkserver()  # that of a test before this one may have torch
     config = EnvRunnerConfig(env="given", envs_per_runner=1, vectorize="async")
     env = make_vector_env(config, Reporting)
-    parent, has_torch = env.unwrapped.call("about_its_process")[0]
+    env.reset(seed=[1])
+    infos = env.step(np.zeros(1, int))[-1]
     env.close()
     end_forkserver()  # one of tests behind this one has to have torch
-    assert parent != os.getpid()
-    assert not has_torch
+    assert infos["parent"].tolist() != [os.getpid()]
+    assert infos["has torch"].tolist() == [False]
 
 
 class Reporting(Scripted):
-    def about_its_process(self) -> tuple[int, bool]:
-        return os.getppid(), "torch" in sys.modules
+    def step(self, action: Any) -> Any:
+        about = {"parent": os.getppid(), "has torch": "torch" in sys.modules}
+        return *super().step(action)[:4], about
 
 
 def test_a_constructor_that_fails_only_in_its_process_keeps_its_traceback() -> None:
@@ -159,8 +157,7 @@ def step_in_a_process(
     mode: AutoresetMode = AutoresetMode.SAME_STEP, ends: bool = False, **returned: Any
 ) -> Any:
     returned["script"] = ((1 if ends else 3, "terminated"),)
-    make = EnvironmentFunction(Pixels, returned, "environment 0 (pixels)", separate=mode)
-    env = EnvironmentProcesses([make], mode, 30.0, "toy")
+    env = EnvironmentProcesses([functools.partial(Pixels, **returned)], mode, 30.0, "pixels")
     try:
         env.reset(seed=[1])
         return env.step(np.zeros(1, int))[0].tolist()
@@ -355,17 +352,19 @@ def test_a_wrong_step_is_told_with_the_environment_also_while_another_one_takes_
     env.close()
 
 
-def test_actions_of_another_shape_or_kind_and_steps_out_of_turn_are_errors() -> None:
+def test_actions_of_another_shape_or_kind_are_errors() -> None:
     env = EnvironmentProcesses([Telling, Telling], MODES[0], 30, "toy")
     env.reset(seed=[1, 2])
     with pytest.raises(ValueError, match=r"actions of shape \(1,\), where"):
         env.step(np.array([2]))
     with pytest.raises(TypeError, match="Cannot cast"):
         env.step(np.array([2.7, 3.9]))
-    with pytest.raises(NoAsyncCallError):
-        env.step_wait()
-    env.step_async(np.array([2, 3]))
-    with pytest.raises(AlreadyPendingCallError):
-        env.step_async(np.array([2, 3]))
-    assert env.step_wait()[1].tolist() == [2, 3]
+    assert env.step(np.array([2, 3]))[1].tolist() == [2, 3]
     env.close()
+
+
+def test_an_environment_with_other_spaces_than_the_first_is_told() -> None:
+    functions = [Telling, lambda: Telling("continuous")]
+    said = r"environment 1 \(toy\) failed in constructor: its spaces are .* environment 0"
+    with pytest.raises(EnvironmentFailed, match=said):
+        EnvironmentProcesses(functions, MODES[0], 30, "toy")

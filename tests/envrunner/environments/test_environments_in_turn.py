@@ -18,12 +18,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 from support.scripted_environments import AsTrees, Failing, Masked, Scripted
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.step_infos import keep_own_finals
-from juggler.envrunner.environments.vector import (
+from juggler.envrunner.environments.environments_in_turn import (
     EnvironmentsInTurn,
-    environment_in,
-    make_vector_env,
+    keep_own_finals,
 )
+from juggler.envrunner.environments.vector import environment_in, make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
 
 SCRIPTS = [
@@ -201,6 +200,17 @@ def rewarded(reward: Any) -> Callable[..., Any]:
         ("step", rewarded([1.0, 2.0]), r"return a number as the reward \("),
         ("step", rewarded({"a": 1.0}), r"return a number as the reward \("),
         ("step", rewarded(None), r"return a number as the reward \("),
+        (
+            "step",
+            rewarded(np.ones(1)),
+            r"return .* reward \(float64 of shape \[1\]; return its item",
+        ),
+        ("step", rewarded(np.ones(2)), r"return .* \(float64 of shape \[2\]\); if it has a reward"),
+        (
+            "step",
+            lambda *told: (*told[:4], ["x"]),
+            r"return .*, info\).* \(its info is of type list",
+        ),
     ],
 )
 def test_what_an_environment_must_return_is_told(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from juggler.envrunner.multi_agent.assigned_line_ups import AssignedLineUps
+from juggler.envrunner.multi_agent.line_up import AssignedLineUps
 from juggler.runtime.wire.v1.training_pb2 import LineUp
 
 AGENTS = ("red", "blue")

@@ -42,7 +42,7 @@ def test_quiet_steps_give_the_same_rewards_and_returns_as_all_others(seed: int) 
         one, other = (b.step(rewards, ended, over, over, acting) for b in (quiet, always))
         for mine, expected in zip(one, other, strict=True):
             np.testing.assert_array_equal(mine, expected)
-        assert quiet.overdue(2) == always.overdue(2)
+        assert quiet.overdue(2, "toy", "") == always.overdue(2, "toy", "")
 
 
 def test_a_reward_after_its_end_is_forbidden_in_a_quiet_step_too() -> None:

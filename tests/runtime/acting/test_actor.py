@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from support.scripted_modules import LinearPolicy
 
-from juggler.envrunner.worker_process import numpy_in_one_thread
+from juggler.envrunner.sampling_worker import numpy_in_one_thread
 from juggler.runtime.acting.actor import Actor, RandomActions
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.connector import ActionConnector

@@ -44,13 +44,12 @@ ALLOWED = {
     ("driver/rehearsal.py", "cloudpickle.loads(rehearsal.own_code)"),
     ("driver/rehearsal.py", "cloudpickle.loads(rehearsal.trial)"),
     ("driver/preflight.py", "import cloudpickle"),
-    ("envrunner/worker_process.py", "import cloudpickle"),
+    ("envrunner/sampling_worker.py", "import cloudpickle"),
     ("learner/process/learner_worker.py", "import cloudpickle"),
-    ("envrunner/worker_process.py", "cloudpickle.loads(program.own_code)"),
+    ("envrunner/sampling_worker.py", "cloudpickle.loads(program.own_code)"),
     ("learner/process/learner_worker.py", "cloudpickle.loads(program.own_code)"),
     ("envrunner/environments/environment_processes.py", "ForkingPickler.loads(request)"),
     ("envrunner/environments/environment_processes.py", "ForkingPickler.loads(answer)"),
-    ("envrunner/environments/environment_processes.py", "ForkingPickler.loads(answer[1:])"),
 }
 
 

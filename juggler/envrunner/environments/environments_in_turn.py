@@ -1,0 +1,275 @@
+"""Environments that are stepped one after another. No torch here.
+
+Of their infos, they pass on action masks, numbers, and the end of an episode. Nothing reads the
+rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import concatenate, iterate
+from numpy.typing import NDArray
+
+from juggler.envrunner.environments.misfits import misfit, must_return, no_reward
+from juggler.envrunner.failures import EnvironmentFailed, failures_of
+from juggler.envrunner.info_numbers import keep_numbers
+from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.flags import NoFlag, as_flag
+
+Env = gymnasium.Env[Any, Any]
+
+
+class EnvironmentFunction:
+    """Makes one environment, here or by cloudpickle in its own process.
+
+    Args:
+        make: makes it from `arguments`.
+        arguments: keywords.
+        where: its name in errors.
+        made: what the first call returns; None: it makes one.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Env],
+        arguments: dict[str, Any],
+        where: str,
+        made: Env | None = None,
+    ) -> None:
+        self.make, self.arguments, self.where, self._made = make, arguments, where, made
+
+    def __call__(self) -> Env:
+        env, self._made = self._made, None
+        if env is None:
+            with failures_of(self.where, "constructor"):
+                env = self.make(**self.arguments)
+        # A copy, since vectors write into it and it may belong to the class.
+        env.metadata = dict(env.metadata)
+        return env
+
+
+class EnvironmentsInTurn(SyncVectorEnv):
+    """A faster SyncVectorEnv whose errors name the environment that raised.
+
+    The arrays that it returns are overwritten by the next step. Of infos, it returns only action
+    masks, and the numbers of `step`: [N] each, NaN where an environment gave no number.
+
+    Raises:
+        EnvironmentFailed: in `reset` or `step`: an environment raised.
+    """
+
+    def __init__(
+        self, functions: Sequence[Callable[[], Env]], autoreset_mode: AutoresetMode, name: str
+    ) -> None:
+        super().__init__(functions, copy=False, autoreset_mode=autoreset_mode)
+        self._name = name
+        self._over = [False] * self.num_envs  # episodes that ended in the last step
+        self._share_memory()
+
+    def _share_memory(self) -> None:
+        """View observations [N, d, ...] as [N * d, ...]."""
+        self._one_by_one: NDArray[Any] | None = None
+        if isinstance(self._observations, np.ndarray) and self._observations.ndim > 1:
+            self._one_by_one = self._observations.reshape(-1, *self._observations.shape[2:])
+
+    def reset(
+        self,
+        *,
+        seed: int | list[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments, or only the ones in options["reset_mask"] [N], bool."""
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
+        rows = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
+        infos: dict[str, Any] = {}
+        for i in rows:
+            try:
+                self._env_obs[i], info = self.envs[i].reset(
+                    seed=None if seeds is None else seeds[i], options=options or None
+                )
+                infos = add_mask(self, infos, info, i)
+            except Exception as error:
+                raise self._failure(i, "reset", error) from None
+            self._over[i] = False
+        return self._batch_observations("reset"), infos
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
+        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        observations, rewards, over = self._env_obs, self._rewards, self._over
+        terminated, truncated = self._terminations, self._truncations
+        terminated.fill(False)
+        truncated.fill(False)
+        infos: dict[str, Any] = {}
+        call, i, result = "step", 0, None
+        # One `try` for all environments, because entering one for each takes longer than a move of
+        # some; `call` and `i` tell what raised.
+        try:
+            each = zip(self.envs, iterate(self.action_space, actions), strict=True)
+            for i, (env, action) in enumerate(each):
+                # The actions of environments that only reset are ignored.
+                if over[i] and next_step:
+                    over[i], rewards[i] = False, 0
+                    call = "reset"
+                    observations[i], info = env.reset()
+                    mask_in(info)  # it is a dict
+                    call = "step"
+                else:
+                    result = env.step(action)
+                    # Errors of the next lines are explained by `_failure`.
+                    observations[i], reward, ends, cut, info = result
+                    if reward is None:  # NumPy would make it NaN
+                        raise TypeError("None is not a float")
+                    rewards[i] = reward
+                    if ends is not False or cut is not False:
+                        ends, cut = as_flag("terminated", ends), as_flag("truncated", cut)
+                    if type(info) is not dict:
+                        mask_in(info)  # raises if it is no mapping
+                    if ends:
+                        info = without_mask(info)
+                    if info and not (same_step and (ends or cut)):
+                        keep_numbers(infos, info, i, self.num_envs)
+                    # The next episode begins here, so that all environments act in the next step.
+                    if ends or cut:
+                        terminated[i], truncated[i], over[i] = ends, cut, True
+                        if same_step:
+                            infos = add_final(self, infos, observations[i], info, i)
+                            call = "reset"
+                            observations[i], info = env.reset()
+                            mask_in(info)
+                            call = "step"
+                if ACTION_MASK in info:
+                    infos = add_mask(self, infos, info, i)
+        except Exception as error:
+            raise self._failure(i, call, error, result) from None
+        return self._batch_observations("step"), rewards, terminated, truncated, infos
+
+    def _batch_observations(self, call: str) -> Any:
+        """Batch the observations of all environments [N, ...]."""
+        observations: list[Any] = self._env_obs
+        try:
+            if self._one_by_one is None:
+                return concatenate(self.single_observation_space, observations, self._observations)
+            np.concatenate(observations, out=self._one_by_one)
+        except Exception as error:
+            for i, observation in enumerate(observations):
+                if why := misfit(self.single_observation_space, observation):
+                    raise EnvironmentFailed(self.name_of(i), call, why) from error
+            raise
+        return self._observations
+
+    def _failure(
+        self, index: int, call: str, error: Exception, result: Any = None
+    ) -> EnvironmentFailed:
+        """Explain an error of an environment, or in what it returned.
+
+        Args:
+            index: of the environment.
+            call: "step" or "reset".
+            error: of the call, or of reading what it returned.
+            result: what `step` returned, if it did.
+        """
+        where, reason = self.name_of(index), ""
+        raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
+        if isinstance(error, NoInfo):
+            reason = must_return(call, str(error))
+        elif isinstance(error, NoFlag | BadMask):
+            reason = str(error)
+        elif raised_here and any(word in str(error) for word in ("unpack", "iterable")):
+            reason = must_return(call, str(error))
+        elif raised_here and call == "step" and result is not None:
+            reason = no_reward(result[1], error)
+        if reason:
+            return EnvironmentFailed(where, call, reason)
+        return EnvironmentFailed.during(where, call, error)
+
+    def name_of(self, index: int) -> str:
+        """Name one environment in errors."""
+        return f"environment {index} ({self._name})"
+
+
+class NoInfo(TypeError):
+    """The info is not a dict.
+
+    A `reset` that only returns an observation [2] looks like this.
+    """
+
+
+class BadMask(ValueError):
+    """The action mask in an info differs from other environments' masks."""
+
+
+def mask_in(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the action mask of an info, if it has one."""
+    if not isinstance(info, Mapping):
+        raise NoInfo(f"its info is of type {type(info).__name__}")
+    return {ACTION_MASK: info[ACTION_MASK]} if ACTION_MASK in info else {}
+
+
+def add_mask(
+    env: VectorEnv[Any, Any, Any], infos: dict[str, Any], info: Mapping[str, Any], row: int
+) -> dict[str, Any]:
+    """Add the action mask of an info, if it has one.
+
+    Raises:
+        BadMask: the masks of other environments have another shape or type.
+    """
+    part, others = mask_in(info), infos.get(ACTION_MASK)
+    try:
+        if part and isinstance(others, np.ndarray) and others.dtype != object:
+            size, due = np.size(part[ACTION_MASK]), others[0].size
+            if size != due:  # NumPy might broadcast a single number
+                raise ValueError(f"{size} numbers instead of {due}")
+        return env._add_info(infos, part, row)
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        reason = f"the action mask in its info is not like those of other environments: {error}"
+        raise BadMask(reason) from None
+
+
+def without_mask(info: dict[str, Any]) -> dict[str, Any]:
+    """Remove the action mask from the info of a terminating step.
+
+    Nothing reads the mask, and Gymnasium cannot pack masks of different kinds.
+    """
+    if ACTION_MASK not in info:
+        return info
+    return {name: value for name, value in info.items() if name != ACTION_MASK}
+
+
+def add_final(
+    env: VectorEnv[Any, Any, Any],
+    infos: dict[str, Any],
+    observation: Any,
+    info: Mapping[str, Any],
+    row: int,
+) -> dict[str, Any]:
+    """Add the last observation and info before a SAME_STEP reset."""
+    final = {"final_obs": observation, "final_info": mask_in(info)}
+    infos = env._add_info(infos, deepcopy(final), row)  # the reset may write into the same memory
+    keep_numbers(infos["final_info"], info, row, env.num_envs)
+    return infos
+
+
+def keep_own_finals(env: VectorEnv[Any, Any, Any]) -> None:
+    """Let Gymnasium's SyncVectorEnv copy last observations before the reset overwrites them."""
+    vector = env.unwrapped
+    if not isinstance(vector, SyncVectorEnv):
+        return
+    add: Any = vector._add_info
+
+    def add_own(infos: dict[str, Any], info: dict[str, Any], row: int) -> dict[str, Any]:
+        if "final_obs" in info and "final_info" in info:
+            final = {**info["final_info"], **deepcopy(mask_in(info["final_info"]))}
+            info = {**info, "final_obs": deepcopy(info["final_obs"]), "final_info": final}
+        added: dict[str, Any] = add(infos, info, row)
+        return added
+
+    vars(vector)["_add_info"] = add_own
