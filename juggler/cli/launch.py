@@ -272,7 +272,7 @@ def _make(given: CertsArguments) -> int:
     try:
         files = new_certificates(Path(given.directory), given.host, given.days)
     except OSError as error:
-        why = f"cannot make certificates in {given.directory}: {error.strerror}"
+        why = f"cannot make certificates in {given.directory}: {error.strerror or error}"
         raise LaunchError(why) from error
     for file in files:
         print(file)

@@ -61,6 +61,15 @@ class PlayerRows:
         return given if self.rows is None else [given[row] for row in self.rows]
 
     @property
+    def early(self) -> list[tuple[int, float]]:
+        """Places and rewards of agents from before their first action in an episode."""
+        given = self.steps.early
+        if self.rows is None or not given:
+            return [(int(self.slots[row]), reward) for row, reward in given]
+        places = dict(zip(self.rows, self.slots.tolist(), strict=True))
+        return [(places[row], reward) for row, reward in given if row in places]
+
+    @property
     def finals(self) -> Any:
         """Last observations [K, ...] of its K truncated rows."""
         if self.rows is None:

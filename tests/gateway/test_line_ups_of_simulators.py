@@ -225,6 +225,7 @@ def test_rewards_from_before_the_first_action_are_in_returns_and_in_no_step(
         for told in receipt.agent_returns:
             returns.setdefault(told.agent, set()).update(told.returns)
     assert returns == {"row": {2.0}, "column": {12.0}}
+    assert {each for receipt in receipts for each in receipt.episode_returns} == {2.0, 12.0}
     rewards = [each for _ in range(2) for each in world.batch("zero").rewards.ravel().tolist()]
     assert set(rewards) <= {1.0, 2.0, 0.0}
 

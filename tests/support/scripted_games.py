@@ -315,9 +315,8 @@ def play(envs: MultiAgentEnvs, seed: int, steps: int) -> tuple[dict[int, list[Pl
         )
         for slot, seen, first, reward in acts:
             if first:
-                assert reward == 0
                 assert not played[slot] or played[slot][-1].terminated is not None
-                played[slot].append(Played([seen], []))
+                played[slot].append(Played([seen], [], before=reward))
             else:
                 played[slot][-1].seen.append(seen)
                 played[slot][-1].rewards.append(reward)

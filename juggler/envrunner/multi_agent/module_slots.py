@@ -226,7 +226,8 @@ class ModuleSlots:
         """
         paced, places = self._paced, self.acting
         first, rewards = turn.first[self.where], turn.rewards[self.where]  # [B] both
-        if np.count_nonzero(first):
+        early = places[first], rewards[first]  # before the first action
+        if len(early[0]):
             places, rewards = places[~first], rewards[~first]
         if len(ended):
             places = np.concatenate((ended, places))
@@ -237,6 +238,8 @@ class ModuleSlots:
             finals = take(lasts, truncated) if np.count_nonzero(truncated) else lasts
             paced.end(ended, truncated, finals)
             paced.observe(ended, lasts)
+        if len(early[0]):  # after the ends of earlier episodes
+            paced.add_to_returns(early[0], self._finite(*early))
         if len(self.acting):
             paced.observe(self.acting, kept)
 

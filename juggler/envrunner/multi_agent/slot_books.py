@@ -36,7 +36,8 @@ class SlotResults(NamedTuple):
         last: [E] bool, whether an agent that ended had acted in its episode.
         last_rewards: [E] float64 of the last actions of the agents that ended.
         first: [B] bool, whether the next action of an agent is its first in the episode.
-        rewards: [B] float64 of the last actions of the agents that act next; 0 where `first`.
+        rewards: [B] float64 of the last actions of the agents that act next; where `first`, from
+            before the first action.
         env_returns: [L] float64 of the episodes that ended.
         env_lengths: [L] their environment steps.
         agent_returns: [L, A] float64, each agent's return in these episodes; NaN if it did not act.
@@ -130,6 +131,7 @@ class SlotBooks:
                 self._forbid(ended[already], "ended, and it had ended already in this episode")
             self.ended[ended] = True
         last_rewards = self._rewards[ended]  # [E]
+        self._rewards[ended] = 0  # a new agent may come in the place of one that ended
         over_with = self._end_environments(over)
         self._began[began] = self._steps
         # An agent that acts after its end is a new one, or a mistake.
@@ -235,7 +237,6 @@ class SlotBooks:
         first = ~self._acted[acting]  # [B]
         rewards = self._rewards[acting]  # [B]
         if np.count_nonzero(first):
-            rewards[first] = 0
             self._acted[acting] = True
         self._rewards[acting] = 0
         self._acted_at[acting] = self._steps + 1

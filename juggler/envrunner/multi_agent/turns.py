@@ -50,7 +50,8 @@ class GroupTurn:
         observations: [B, ...] of these slots; may be the environments' memory, valid until the next
             step.
         first: [B] whether their next action is their first in the episode.
-        rewards: [B] float64 of their last actions; 0 where `first`.
+        rewards: [B] float64 of their last actions; where `first`, from before it in the episode,
+            which count in returns alone.
         ended: [E] the slots whose episode ended after they had acted, in ascending order. A slot
             may also be among `acting`, in the next episode.
         last_observations: [E, ...] at the end of their episodes.

@@ -159,6 +159,10 @@ class PacedSlots:
         self.rows.by_step["rewards"][rows * self.rows.width + steps] = rewards
         of["step"][places] = steps + 1
 
+    def add_to_returns(self, places: Where, rewards: NDArray[np.floating[Any]]) -> None:
+        """Add rewards [B] from before the first actions at places [B], which no step has."""
+        self.of["return"][places] += rewards
+
     def end(
         self,
         places: NDArray[np.intp],

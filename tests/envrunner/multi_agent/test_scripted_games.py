@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import Space, spaces
+from pettingzoo import ParallelEnv
+from support.scripted_agents import Halves, sampler_of
 from support.scripted_games import (
     AGENTS,
     Episode,
@@ -21,6 +25,7 @@ from support.scripted_games import (
 from juggler.envrunner.multi_agent.games import GamesInTurn, ParallelGame, TurnBasedGame
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_turns import VectorTurns
+from juggler.runtime.episodes.version import Version
 
 N = 3
 Scripts = Sequence[Sequence[Episode]]
@@ -84,6 +89,7 @@ def test_an_agents_actions_rewards_and_endings_are_those_added_up_by_hand(
                 early += len(seen) < 3
             assert seen.tolist() == want.seen
             np.testing.assert_allclose(got.rewards, want.rewards, rtol=1e-13, atol=1e-15)
+            assert got.before == pytest.approx(want.before)
             assert got.terminated == want.terminated
         ended = [e.before + sum(e.rewards) for e in wanted if e.terminated is not None]
         np.testing.assert_allclose(told[slot], ended[: len(told[slot])], atol=1e-12)
@@ -144,3 +150,45 @@ def test_closing_closes_every_game() -> None:
     games = [ScriptedTurns(drawn(i, "turns")) for i in range(N)]
     GamesInTurn([TurnBasedGame(game, i) for i, game in enumerate(games)], "s").close()
     assert all(game.closed for game in games)
+
+
+class LateGreen(ParallelEnv):  # type: ignore[type-arg]
+    """Four steps, in which red gets 1 each; green gets 5 before it acts, and then 1 each."""
+
+    possible_agents = ("red", "green")
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        return spaces.Box(0, 9, (3,))
+
+    def action_space(self, agent: str) -> Space[Any]:
+        return spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.steps = list(self.possible_agents), 0
+        return {"red": np.zeros(3, np.float32)}, {"red": {}}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        assert actions.keys() == ({"red"} if self.steps == 0 else {"red", "green"})
+        self.steps += 1
+        agents, over = self.agents, self.steps == 4
+        if over:
+            self.agents = []
+        rewards = {"red": 1.0, "green": 5.0 if self.steps == 1 else 1.0}
+        seen = {agent: np.full(3, self.steps, np.float32) for agent in agents}
+        ends = dict.fromkeys(agents, over)
+        return seen, rewards, ends, dict.fromkeys(agents, False), {agent: {} for agent in agents}
+
+
+def test_a_modules_return_has_the_rewards_from_before_the_first_action() -> None:
+    """As have the returns of agents and of environments."""
+    envs = GamesInTurn([ParallelGame(LateGreen(), 0)], "late")
+    sampler = sampler_of(envs, {"red": "a", "green": "b"}, steps=4, module=Halves)
+    newest = {"a": Version(1, 0), "b": Version(1, 0)}
+    played, later = (sampler.sample({"a", "b"}, newest) for _ in range(2))
+    of_modules = {name: result.episode_returns for name, result in played.modules.items()}  # type: ignore[union-attr]
+    assert of_modules == {"a": [4.0], "b": [8.0]}
+    assert played.agent_returns == {("red", ""): [4.0], ("green", ""): [8.0]}
+    assert played.env_returns == [12.0]
+    batch = later.modules["b"].batch  # type: ignore[union-attr]
+    assert batch is not None
+    assert batch.rewards[batch.live].tolist() == [1, 1, 1, 1], "no action had it"
