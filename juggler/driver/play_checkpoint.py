@@ -56,8 +56,8 @@ class Evaluated(WithReturns):
             over the agents.
         lengths: numbers of environment steps, in the same order.
         videos: paths of the videos, by environment and then by time; empty if none were recorded.
-        agent_returns: by agent and module, the agent's returns in the episodes in which it acted;
-            empty if there is one agent.
+        agent_returns: by agent and module, the agent's returns in the episodes in which it acted,
+            in the same order; empty if there is one agent.
     """
 
     checkpoint: Path

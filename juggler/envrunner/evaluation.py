@@ -27,7 +27,7 @@ from juggler.runtime.wire.structures import put, take, to_tree, zeros
 from juggler.runtime.wire.trees import Tree
 
 if TYPE_CHECKING:
-    from juggler.envrunner.multi_agent.line_up import LineUps
+    from juggler.envrunner.multi_agent.line_up import LineUps, Players
     from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 
 
@@ -395,18 +395,33 @@ def _played(
     ended: Iterator[list[Episode]],
     episodes: int,
     goal: Goal | None,
-    see: Callable[[Episode], None] = lambda _: None,
+    agents: Sequence[str] = (),
+    players: Players | None = None,
 ) -> PlayedEpisodes:
-    """Collect an evaluation's episodes, until its goal is out of reach."""
-    every: list[Episode] = []
+    """Collect an evaluation's episodes, until its goal is out of reach.
+
+    Args:
+        ended: episodes by time.
+        episodes: their number.
+        goal: of the run.
+        agents: names of several agents.
+        players: the modules that play them now.
+    """
+    every: list[tuple[Episode, Any]] = []  # with the modules [1, A]
     for found in ended:
-        every += found
+        # Later episodes of an environment may have other players.
         for episode in found:
-            see(episode)
-        if goal is not None and goal.out_of_reach([each.total for each in every], episodes):
+            here = None if players is None else players.of(np.array([episode.env]))
+            every.append((episode, here))
+        if goal is not None and goal.out_of_reach([each.total for each, _ in every], episodes):
             break
-    every.sort(key=lambda each: each.env)  # stable, so by time in each environment
-    return PlayedEpisodes([each.total for each in every], [each.length for each in every], {})
+    every.sort(key=lambda each: each[0].env)  # stable, so by time in each environment
+    of_agents: AgentReturns = {}
+    for episode, here in every:
+        if here is not None:
+            add_returns(of_agents, agents, episode.returns[None], here)
+    totals, lengths = ([getattr(each, of) for each, _ in every] for of in ("total", "length"))
+    return PlayedEpisodes(totals, lengths, of_agents)
 
 
 def evaluate(
@@ -487,7 +502,6 @@ def play_whole_episodes(
     from juggler.envrunner.multi_agent.line_up import Players
     from juggler.envrunner.multi_agent.module_slots import merged_actions
 
-    agent_returns: AgentReturns = {}
     played_by = {agent: each.role.module_id for each in modules for agent in each.role.agents}
     players = Players(envs.num_envs, envs.agents, played_by)
     if line_ups is not None:
@@ -507,9 +521,5 @@ def play_whole_episodes(
         groups = zip(turn.groups, envs.groups, parts, strict=True)
         return [merged_actions(turn, group.action_space, part) for turn, group, part in groups]
 
-    def see(episode: Episode) -> None:
-        here = players.of(np.array([episode.env]))  # [1, A]
-        add_returns(agent_returns, envs.agents, episode.returns[None], here)
-
     ended = whole_episodes(envs, act, episodes, seed, watch, most_steps=most_steps)
-    return _played(ended, episodes, goal, see)._replace(agent_returns=agent_returns)
+    return _played(ended, episodes, goal, envs.agents, players)

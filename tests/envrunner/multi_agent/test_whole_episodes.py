@@ -37,8 +37,8 @@ def test_returns_are_sums_over_all_agents_of_each_environments_share() -> None:
     assert returns == [3.0, 3.0, 3.0, 5.0, 5.0]
     # Green makes the last of 4 moves, red that of 5; its 0.25 before its first move count as well.
     red, green = agent_returns["red", "red"], agent_returns["green", "green"]
-    assert sorted(red) == [0.5, 0.5, 0.5, 3.5, 3.5]
-    assert sorted(green) == [1.5, 1.5, 2.5, 2.5, 2.5]
+    assert red == [0.5, 0.5, 0.5, 3.5, 3.5], "in the order of the episodes"
+    assert green == [2.5, 2.5, 2.5, 1.5, 1.5]
 
 
 def test_every_agent_does_what_is_best_with_all_that_it_has_seen() -> None:
