@@ -23,6 +23,7 @@ from juggler.driver.record.run_directory import (
     RunDirectory,
     RunDirectoryError,
     announce,
+    to_json,
     withdraw,
 )
 from juggler.driver.record.wording import IN_PYTHON, Level, Progress, resuming
@@ -205,7 +206,7 @@ class Shutdown:
             parts.happened(Finish())
             self._last_line = self._upkeep.write_line()
         newest = self._newest()
-        summary = {
+        summary: dict[str, Any] = {
             **self._last_line,
             "startup_time": self._last_line["wall_time"] - self._last_line["training_time"],
             "solved": parts.end.solved_at is not None,
@@ -227,7 +228,8 @@ class Shutdown:
             parts.progress.message(str(error), "error")
         parts.progress.finish(summary)
         self._directory.close()
-        return summary
+        # As a reader of summary.json finds it.
+        return {key: to_json(value) for key, value in summary.items()}
 
     def how_to_resume(self) -> str:
         """Describe how to resume after a failure, if updates were made."""

@@ -475,8 +475,8 @@ class AgentsConfig:
     def _must_train(self) -> None:
         if not self.module_ids:
             raise ConfigError(
-                f"agents: no module of this run is trained, since {listed(self.acting_ids)} only "
-                "play: map an agent to a module without train = false"
+                f"agents: no module of this run is trained: {listed(self.acting_ids)} would only "
+                "play; map an agent to a module without train = false"
             )
 
 

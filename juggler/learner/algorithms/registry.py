@@ -292,7 +292,7 @@ def must_act_in(name: str, algorithm: type[Algorithm], action_space: gymnasium.S
     ]
     raise ValueError(
         f"algorithm {name!r} needs a {needed} action space, and this environment has "
-        f"{action_space}: choose an algorithm that can act in it, such as {' or '.join(others)}"
+        f"{action_space}: choose an algorithm that can act in it, such as {one_of(others)}"
     )
 
 

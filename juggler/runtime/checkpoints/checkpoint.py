@@ -193,9 +193,9 @@ class Checkpoint:
         """
         where, known = self.path or Path("in memory"), ", ".join(map(repr, self.module_ids))
         if wanted is None and len(self.module_ids) > 1:
-            raise CheckpointError(where, f"has several modules: name one of {known}")
+            raise CheckpointError(where, f"there are several modules: name one of {known}")
         if wanted is not None and wanted not in self.module_ids:
-            raise CheckpointError(where, f"has no module {wanted!r}: there are {known}")
+            raise CheckpointError(where, f"there is no module {wanted!r}, but there are {known}")
         return self.module_ids[0] if wanted is None else wanted
 
     def version_of(self, module_id: str) -> tuple[int, int]:

@@ -34,6 +34,7 @@ from juggler.runtime.connectors.leaves import LeafFunctions, acted_dtype, in_dty
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.import_by_name import found
+from juggler.runtime.near_matches import one_of
 from juggler.runtime.wire.errors import UnsupportedSpace
 from juggler.runtime.wire.structures import from_tree, space_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
@@ -462,7 +463,7 @@ def _class_of(piece: Piece, place: Place, own: OwnClasses | None) -> type[Any]:
         name = class_path(cls) if isinstance(cls, type) else repr(cls)
         raise ValueError(
             f"connectors.{place}: {name} is not a subclass of "
-            f"{' or '.join(kind.__name__ for kind in kinds)}"
+            f"{one_of(kind.__name__ for kind in kinds)}"
         )
     return cls
 

@@ -115,8 +115,8 @@ def test_a_mapping_without_a_table_chooses_among_the_modules_that_have_tables() 
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("{}", "has several modules: name one of"),
-        ("{}:mouse", "has no module 'mouse': there are"),
+        ("{}", "there are several modules: name one of"),
+        ("{}:mouse", "there is no module 'mouse', but there are"),
         ("{}/nowhere", "there is no such file or directory"),
     ],
 )
