@@ -103,6 +103,12 @@ class SessionAgent:
         """Name an environment of this agent, for messages."""
         return f"{self.of_whom}environment {environment}"
 
+    def named_in(self, error: SessionError) -> SessionError:
+        """Name this agent in an error; each of several agents numbers its own rows."""
+        if not self.name or repr(self.name) in str(error):
+            return error
+        return SessionError(error.code, f"agent {self.name!r}: {error}", error.seq, error.retryable)
+
     def asks(self, environments: list[int]) -> None:
         """Note that actions in these environments are due."""
         if environments is self.everyone:

@@ -127,7 +127,10 @@ def read_steps(session: GatewaySession, message: pb.StepBatch) -> StepMessage:
         _check_agents(session, message.agents)
         for rows in message.agents:
             agent = session.agents[rows.agent]
-            batch.parts.append(_read_rows(session, agent, batch, rows))
+            try:
+                batch.parts.append(_read_rows(session, agent, batch, rows))
+            except SessionError as error:
+                raise agent.named_in(error) from error
         # With several agents, an episode ends with the last of them.
         if session.episodes is not None:
             continuing = _environments_of(session, message.continuing)

@@ -266,6 +266,7 @@ def test_early_rewards_are_checked(make_world: Make, early: list[float], code: s
     with world.connect(*AGENTS) as session, pytest.raises(GatewayError) as raised:
         session._exchange([rows])
     assert raised.value.code == code
+    assert f"agent {AGENTS[0]!r}" in str(raised.value)
 
 
 def league(make_world: Make, **keys: Any) -> AgentsWorld:
