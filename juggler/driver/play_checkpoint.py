@@ -122,16 +122,8 @@ def evaluate(
         gateway = found.config.get("gateway", "") if env is None else ""
         must_be_playable(found.config.get("dataset", ""), config.env_runner.env, gateway)
     factory, given = (each if callable(each) else None for each in (env, module))
-    if config.played_by and recording is not None:
-        raise ConfigError(
-            f"the environment {config.env_runner.env} has several agents, and a Minari data set "
-            "has the steps of one: this run cannot be recorded"
-        )
-    if config.played_by and explore:
-        raise ConfigError(
-            f"the environment {config.env_runner.env} has several agents: for them, explore is for "
-            "matches between named players"
-        )
+    if config.played_by:
+        _must_be_for_several(config.env_runner.env, recording is not None, explore)
     films: list[Path] = []
     if video is not None:
         # Imported here because it imports torch, which the driver does not need.
@@ -203,6 +195,19 @@ def _play_alone(
             return play(playing, policy, episodes, seed, watch, explore=explore)
     finally:
         envs.close()
+
+
+def _must_be_for_several(env: str, is_recorded: bool, explore: bool) -> None:
+    if is_recorded:
+        raise ConfigError(
+            f"the environment {env} has several agents, and a Minari data set has the steps of "
+            "one: this run cannot be recorded"
+        )
+    if explore:
+        raise ConfigError(
+            f"the environment {env} has several agents: for them, explore is for matches between "
+            "named players"
+        )
 
 
 def _must_be_possible(seed: int, **numbers: int) -> None:

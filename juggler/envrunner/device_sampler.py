@@ -95,8 +95,7 @@ class DeviceSampler(Sampler):
         self._contexts.memory.trees.clear()
 
     def _step_through(self, seconds: dict[str, float]) -> list[tuple[int, int, Any]]:
-        policy, clock = self._policy, time.perf_counter
-        device = policy.device
+        device, clock = self._policy.device, time.perf_counter
         assert device is not None
         self._chosen, self._inputs = [], []
         observation, self._observation = self._observation, None
@@ -106,6 +105,7 @@ class DeviceSampler(Sampler):
         first = torch.as_tensor(self._first, device=device)  # [N]
         infos: list[dict[str, Any]] = []  # T
         firsts: list[Tensor] = []  # T x [N]
+        # Copied once, since connectors learn only after the fragment.
         before, environment = clock(), 0.0
         numbers = _numbers(self._connectors, device)
         inference = clock() - before
@@ -114,15 +114,7 @@ class DeviceSampler(Sampler):
             if self._connectors.rewrites:
                 seen = self._kept_steps.keep(t, self._connectors.with_numbers(seen, numbers))
             before = clock()
-            # The tensors stay here: nothing may wait for a step's numbers.
-            with torch.no_grad():
-                sent, chosen, inputs = policy.act(seen, first=first, keep=t == 0)  # [N, ...]
-            # A row's states are the ones before its first step.
-            if t == 0:
-                self._states = policy.states_before()
-            self._chosen.append(chosen)
-            if inputs is not None:
-                self._inputs.append(inputs)
+            sent = self._choose_for(seen, t, first)  # [N, ...]
             between = clock()
             observation, rewards, terminated, truncated, given = self._env.step(sent)
             environment += clock() - between
@@ -146,6 +138,20 @@ class DeviceSampler(Sampler):
         self._first = first.cpu().numpy()
         self._learn(infos)
         return self._finals_of(infos) if self._autoreset is AutoresetMode.SAME_STEP else []
+
+    def _choose_for(self, seen: Tree, t: int, first: Tensor) -> Any:
+        """Choose the actions [N, ...] of step t, on the device."""
+        policy = self._policy
+        # The tensors stay here: nothing may wait for a step's numbers.
+        with torch.no_grad():
+            sent, chosen, inputs = policy.act(seen, first=first, keep=t == 0)  # [N, ...]
+        # A row's states are the ones before its first step.
+        if t == 0:
+            self._states = policy.states_before()
+        self._chosen.append(chosen)
+        if inputs is not None:
+            self._inputs.append(inputs)
+        return sent
 
     def _own_columns(self, device: torch.device) -> _DeviceColumns:
         """Return the columns of results; the first call makes all columns."""

@@ -298,7 +298,7 @@ class Sampler:
         observation, self._observation = self._observation, None
         finals: list[tuple[int, int, Any]] = []
         next_step = self._autoreset is AutoresetMode.NEXT_STEP
-        clock, policy, env, recorded = time.perf_counter, self._policy, self._env, self._recorded
+        clock, policy, env = time.perf_counter, self._policy, self._env
         over = self._resetting  # [N] the observation is the last of an episode
         first = self._first if policy.remembers else None  # [N]
         environment = inference = 0.0
@@ -307,19 +307,7 @@ class Sampler:
             self._step = t
             self._see(observation, t, over if next_step else None)
             before = clock()
-            # A data set's actions are taken as they are; the module only keeps its state.
-            if recorded is None:
-                acted = policy.act(self._seen[t], first=first, keep=t == 0)
-                sent, chosen, inputs = acted  # [N, ...]
-            else:
-                given = policy.module_to_env.undo(recorded.actions)  # [N, ...]
-                acted = policy.act(self._seen[t], first=first, given=given, keep=t == 0)
-                sent, chosen, inputs = recorded.actions, given, None  # [N, ...]
-            if t == 0:
-                self._states = policy.states_before()
-            self._chosen.append(chosen)
-            if inputs is not None:
-                self._inputs.append(inputs)
+            sent = self._choose(t, first)  # [N, ...]
             # What is neither inference nor the environment counts as connectors.
             between = clock()
             observation, rewards, terminated, truncated, infos = env.step(sent)
@@ -343,14 +331,30 @@ class Sampler:
                     final = self._final_observation(observation, infos, row)
                     finals.append((row, t, tree_map(np.array, final)))
                 if self._autoreset is AutoresetMode.DISABLED:
-                    mask = terminated | truncated  # [N]
-                    observation, _ = env.reset(options={"reset_mask": mask})
+                    observation, _ = env.reset(options={"reset_mask": terminated | truncated})
         self._check_masks(infos)
         self._keep_last(observation)
         if first is not None:
             self._first = first
         seconds.update(environment=environment, inference=inference)
         return finals
+
+    def _choose(self, t: int, first: NDArray[np.bool_] | None) -> Any:
+        """Choose the actions [N, ...] of step t, in the environments' form."""
+        policy, seen = self._policy, self._seen[t]
+        # A data set's actions are taken as they are; the module only keeps its state.
+        if self._recorded is None:
+            sent, chosen, inputs = policy.act(seen, first=first, keep=t == 0)
+        else:
+            sent, inputs = self._recorded.actions, None  # [N, ...]
+            chosen = policy.module_to_env.undo(sent)  # [N, ...]
+            policy.act(seen, first=first, given=chosen, keep=t == 0)
+        if t == 0:
+            self._states = policy.states_before()
+        self._chosen.append(chosen)
+        if inputs is not None:
+            self._inputs.append(inputs)
+        return sent
 
     def _see(self, observation: Any, t: int, over: NDArray[np.bool_] | None) -> None:
         """Write the observations [N, ...] of step t.

@@ -104,7 +104,7 @@ class SessionAgent:
         return f"{self.of_whom}environment {environment}"
 
     def named_in(self, error: SessionError) -> SessionError:
-        """Name this agent in an error; each of several agents numbers its own rows."""
+        """Name this agent in an error, since its rows have own numbers."""
         if not self.name or repr(self.name) in str(error):
             return error
         return SessionError(error.code, f"agent {self.name!r}: {error}", error.seq, error.retryable)

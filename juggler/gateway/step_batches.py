@@ -62,7 +62,7 @@ class PlayerRows:
 
     @property
     def early(self) -> list[tuple[int, float]]:
-        """Places and rewards of agents from before their first action in an episode."""
+        """Places, and their rewards from before the first action of an episode."""
         given = self.steps.early
         if self.rows is None or not given:
             return [(int(self.slots[row]), reward) for row, reward in given]

@@ -192,6 +192,7 @@ def errors_of(config: Validated) -> list[ValueError]:
         except WrongValue as error:
             if (key := keys.pop(error.key, None)) is None:  # the wrong value was not given
                 return [*found, error]
+            # A table may have several wrong entries; of a value, one error is known.
             value = getattr(rest, key.name)
             is_table = isinstance(value, Mapping)
             check = partial(_must_be_right, rest, key.name)

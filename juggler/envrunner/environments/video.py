@@ -65,6 +65,7 @@ def record_videos(
     finally:
         if callable(close := getattr(env, "close", None)):
             close()
+    # Before the first episode, which may take long.
     for path in (path for share in shares for path in share):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -226,7 +226,8 @@ class ModuleSlots:
         """
         paced, places = self._paced, self.acting
         first, rewards = turn.first[self.where], turn.rewards[self.where]  # [B] both
-        early = places[first], rewards[first]  # before the first action
+        # From before the first action: of the episode's return alone.
+        early = places[first], rewards[first]
         if len(early[0]):
             places, rewards = places[~first], rewards[~first]
         if len(ended):
@@ -238,7 +239,8 @@ class ModuleSlots:
             finals = take(lasts, truncated) if np.count_nonzero(truncated) else lasts
             paced.end(ended, truncated, finals)
             paced.observe(ended, lasts)
-        if len(early[0]):  # after the ends of earlier episodes
+        # After the ends, which may be of the episodes before.
+        if len(early[0]):
             paced.add_to_returns(early[0], self._finite(*early))
         if len(self.acting):
             paced.observe(self.acting, kept)

@@ -195,7 +195,7 @@ def test_an_action_space_that_an_algorithm_cannot_act_in_is_told_with_those_that
         with pytest.raises(
             ValueError,
             match=f"algorithm '{name}' needs a {needed} action space, and this environment has "
-            r"Box\(.*such as appo or impala or ppo or sac or td3$",
+            r"Box\(.*such as appo, impala, ppo, sac or td3$",
         ):
             build_learner(config, None, VECTOR, VECTOR, {})
     build_learner(mine.config(algorithm=picky), None, VECTOR, TWO, {})
