@@ -18,8 +18,6 @@ from juggler.driver.config_files import load_config_and_keys
 from juggler.driver.record.run_directory import RunDirectoryError
 from juggler.experiments.sweep import SweepFailed
 
-#: SQLite waits for the disk, and Optuna writes often: on a busy machine this takes its time.
-
 RUNS = {"stop_steps": 1000, "progress": "plain", "num_env_runners": 1, "value_coefficient": 0.0}
 
 
@@ -61,14 +59,15 @@ def test_the_best_settings_are_found_and_written_as_a_configuration(
     for row in rows(tmp_path / "sweep"):
         assert float(row["episode_return_mean"]) == pytest.approx(10 * float(row["lr"]))
     assert [row["trial"] for row in rows(tmp_path / "sweep")] == [str(i) for i in range(6)]
-    assert (tmp_path / "sweep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    pictures = [tmp_path / "sweep" / name for name in ("sweep.png", "history.png")]
+    assert all(each.read_bytes().startswith(b"\x89PNG") for each in pictures)
     said = capsys.readouterr().out
     assert "sweep of 6 trials, one of each setting, 3 at once, in" in said
     assert "6 trials complete, 0 pruned, 0 failed" in said
     table = said.partition("0 failed\n")[2].splitlines()
     assert table[0].split() == ["trial", "episode_return_mean", "lr", "model.hidden_sizes"]
     assert table[1].split()[1:3] == ["30.00", "3"], "the best one first"
-    assert "sweep.png" in said
+    assert all(each.name in said for each in pictures)
 
 
 @pytest.mark.usefixtures("scripted_runs")
