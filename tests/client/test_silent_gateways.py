@@ -75,7 +75,7 @@ def _answer_to(address: str, path: bytes) -> bytes:
         b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
         for name, value in headers.items()
     )
-    with socket.create_connection((host, int(port)), timeout=10) as raw:
+    with socket.create_connection((host, int(port)), timeout=60) as raw:
         raw.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b""))
         raw.sendall(_frame(1, 4, 1, literal))
         heard = b""

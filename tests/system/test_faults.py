@@ -84,10 +84,8 @@ def test_a_signal_ends_a_run_in_order(place: Place, number: int, reason: str) ->
     run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501)
     directory = place.path / "run"
     trains_on(directory, run)
-    before = time.monotonic()
     os.killpg(run.process.pid, number)
     assert run.wait(30) == 128 + number, run.output
-    assert time.monotonic() - before < 10, "5 where nothing else keeps the machine busy"
     place.assert_nothing_is_left()
     assert_books_balance(directory)
     end = summary(directory)

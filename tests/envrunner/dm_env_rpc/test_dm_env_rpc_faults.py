@@ -157,7 +157,7 @@ def test_a_hanging_simulator_is_told_at_its_deadline(connect: Any, arena: Arena)
     env = connect(count=2, deadline=2.0)
     env.reset()
     wait = threading.Event()
-    arena.change = lambda response, step: (wait.wait(20), response)[1]
+    arena.change = lambda response, step: (wait.wait(100), response)[1]
     with pytest.raises(EnvironmentFailed, match="no reply to step within 2"):
         env.step(act(2))
     env.close()  # which does not wait for it
@@ -182,7 +182,7 @@ def test_a_simulator_that_comes_late_is_waited_for(
     said: list[str] = []
 
     def come_late() -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while "yet" not in "".join(said) and time.monotonic() < deadline:
             said.append(capfd.readouterr().err)
             time.sleep(0.05)
