@@ -196,19 +196,6 @@ def test_a_module_without_a_request_acts_with_its_newest_weights(
     assert world.learners["blues"].frames.qsize() == 1
 
 
-def test_a_request_without_a_complete_row_is_answered_at_once(
-    make_world: Callable[..., RunnerWorld],
-) -> None:
-    agents = dict.fromkeys(("red", "green"), "all")
-    envs = ScriptedAgents(2, dict.fromkeys(agents, THREE), in_turn(tuple(agents), 50))
-    world = make_world(agents, envs=envs)
-    world.begin()
-    live = [world.play(all=0)["all"].live_steps for _ in range(5)]
-    assert live[0] == 0
-    assert sum(live) > 20
-    assert world.learners["all"].frames.qsize() == sum(steps > 0 for steps in live)
-
-
 def test_beginning_anew_plays_the_same_again(make_world: Callable[..., RunnerWorld]) -> None:
     world = make_world()
     world.begin()
