@@ -18,19 +18,16 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.sampler import NonFiniteBatch, Sampler
-from juggler.learner.data.collate import collate
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import Moments
 from juggler.runtime.connectors.pipelines import (
     EnvToModule,
-    build_learner_pipeline,
     build_runner_pipelines,
 )
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.wire.structures import tree_map
 
 STEPS = 5
 SCRIPTS = [
@@ -77,59 +74,6 @@ def connected(
     built = build_module(module, seen, acted, {})
     policy = Actor(built, env.num_envs, STEPS, 0, module_to_env, env_to_module)
     return Sampler(env, policy, STEPS, 7), env_to_module, policy
-
-
-@pytest.mark.parametrize(
-    ("mode", "box", "model"),
-    [
-        (mode, box, [{}, {"recurrent": "lstm", "recurrent_size": 4}][(i + box) % 2])
-        for i, mode in enumerate(MODES)
-        for box in (False, True)
-    ],
-)
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        ["previous_actions_and_rewards"],
-        ["mean_std_filter", {"use": "frame_stack", "k": 3}, "previous_actions_and_rewards"],
-    ],
-)
-def test_a_learner_computes_the_log_probabilities_that_a_runner_acted_with(
-    pieces, mode: AutoresetMode, box: bool, model
-) -> None:
-    env = vector_of("in turn", mode, SCRIPTS, box)
-    config = ConnectorsConfig(env_to_module=pieces)
-    spaces_ = env.single_observation_space, env.single_action_space
-    env_to_module, module_to_env = build_runner_pipelines(config, *spaces_)
-    learner = build_learner_pipeline(config, env_to_module.observation_space, spaces_[1])
-    torch.manual_seed(0)
-    module = build_module(None, learner.observation_space, spaces_[1], model)
-    policy = Actor(module, ROWS, STEPS, 0, module_to_env, env_to_module)
-    sampler = Sampler(env, policy, STEPS, 7)
-    distribution = module.action_distribution()
-    for _ in range(6):
-        batch = sampler.sample((0, 0)).batch
-        columns = learner(collate([batch]))
-        if model:
-            continue_of_rows(module, columns, batch)
-            continue
-        flat = tree_map(lambda x: x.flatten(0, 1), columns["observations"])
-        inputs = module.forward_train({"observations": flat})["action_dist_inputs"]
-        inputs = inputs.unflatten(0, (ROWS, STEPS))  # [N, T, D]
-        logp = distribution(inputs).log_prob(columns["actions"])
-        np.testing.assert_allclose(logp.detach(), batch.action_logp, rtol=1e-4, atol=1e-4)
-    env.close()
-
-
-def continue_of_rows(module: RLModule, columns: dict[str, Any], batch: Any) -> None:
-    """A recurrent module goes on from the state at each row's start, up to the first end."""
-    states = columns["states"]["module"]
-    inputs = module.forward_train({"observations": columns["observations"], "states": states})
-    logp = module.action_distribution()(inputs["action_dist_inputs"]).log_prob(columns["actions"])
-    ended = batch.terminated | batch.truncated | ~batch.live  # [N, T]
-    before = ~np.logical_or.accumulate(np.roll(ended, 1, 1) & (np.arange(STEPS) > 0), 1)  # [N, T]
-    found, expected = logp.detach().numpy()[before], batch.action_logp[before]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["in turn", "native", "async"])
