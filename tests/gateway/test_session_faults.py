@@ -408,25 +408,6 @@ def test_who_comes_back_gets_the_same_answer_to_the_same_seq() -> None:
         assert world.count("episodes_cut") == 0
 
 
-def test_an_answer_that_was_due_comes_on_the_new_stream() -> None:
-    with GatewayWorld(rows=1) as world:
-        with RawSimulator(world.address) as simulator:
-            token = simulator.greet().welcome.resume_token
-            simulator.send(steps=steps_of(1))
-            eventually(lambda: world.count("steps_waiting") == 1)
-        with RawSimulator(world.address) as simulator:
-            assert simulator.greet(resume_token=token).welcome.last_seq == 1
-            simulator.send(steps=steps_of(1))
-            eventually(lambda: world.count("sessions_resumed") == 1)
-            world.ask()
-            first = simulator.hear()
-            assert first.actions.seq == 1
-            second = simulator.step(steps_of(2))
-            if second == first:  # it was on its way when the same batch arrived again
-                second = simulator.hear()
-            assert second.actions.seq == 2
-
-
 class SmallPolicy:
     """Stands for a `Publisher` whose policy is one byte."""
 
@@ -488,27 +469,6 @@ def test_the_client_goes_on_over_another_connection_by_itself() -> None:
         assert batch.rewards[0].tolist() == list(range(1, 11))
         assert world.count("sessions_resumed") == 2
         assert world.count("sessions_begun") == 1
-
-
-def test_episodes_of_who_does_not_come_back_end_as_truncated_and_are_counted_as_cut() -> None:
-    with GatewayWorld(rows=1, steps=8, resume_seconds=0.3) as world:
-        world.ask()
-        with RawSimulator(world.address) as simulator:
-            token = simulator.greet().welcome.resume_token
-            for seq in range(1, 5):
-                simulator.step(steps_of(seq, ((seq, seq, seq),), rewards=[seq]))
-        eventually(lambda: world.count("sessions_lost") == 1)
-        world.wait_for(1)
-        batch, ended = world.batches[0]
-        assert batch.live[0].tolist() == [True] * 3 + [False] * 5
-        assert batch.truncated[0].tolist() == [False, False, True] + [False] * 5
-        assert batch.rewards[0, :3].tolist() == [2, 3, 4]
-        assert batch.final_observations.tolist() == [[4, 4, 4]]
-        assert ended == [], "its return would be in means of whole episodes"
-        assert world.count("episodes_cut") == 1
-        with RawSimulator(world.address) as simulator:
-            answer = simulator.greet(resume_token=token)
-            assert answer.error.code == pb.Error.UNKNOWN_SESSION
 
 
 def test_a_second_stream_takes_a_session_over_and_the_first_is_told() -> None:
