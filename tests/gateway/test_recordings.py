@@ -26,7 +26,7 @@ from juggler.client.space_values import Values
 from juggler.driver.config import RunConfig
 from juggler.driver.workers.worker_registry import WorkerRegistry
 from juggler.envrunner.setup import EnvRunnerSetup
-from juggler.gateway import episode_log, module_player, recordings
+from juggler.gateway import episode_log, recordings
 from juggler.gateway.episode_log import EpisodeLog, EpisodeWriter
 from juggler.gateway.gateway_worker import _why_not_logged
 from juggler.runtime.actors.worker import from_json
@@ -60,20 +60,6 @@ def test_logged_episodes_become_rows_with_their_probabilities() -> None:
         # What another policy got says nothing of ours, and its age is not known.
         assert ended == []
         assert set(batch.segment_updates.tolist()) == {7}
-
-
-def test_a_row_to_which_nothing_comes_is_handed_in_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module_player, "STALL_SECONDS", 0.3)
-    with GatewayWorld(rows=1, steps=8) as world:
-        world.use(1.0, Version(1, 0))
-        world.ask(1)
-        with world.connect(mode="logged") as session:
-            session.record(FIVE, [0] * 5, [1] * 5, [-1] * 5)
-            session.flush()
-            world.wait_for(1)
-        batch, _ = world.batches[0]
-        assert batch.live_steps == 5
-        assert not batch.truncated.any()
 
 
 def test_an_episode_that_waits_cuts_none() -> None:
