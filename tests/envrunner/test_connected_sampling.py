@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from support.scripted_environments import Scripted
 from support.scripted_modules import LinearPolicy, Summing
-from support.vectors import KINDS, MODES, vector_of, vector_of_functions
+from support.vectors import MODES, vector_of, vector_of_functions
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
@@ -25,7 +25,6 @@ from juggler.runtime.connectors.pipelines import (
     EnvToModule,
     build_runner_pipelines,
 )
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import RLModule
 
@@ -191,45 +190,6 @@ def sampler_of(env, seed: int = 5) -> tuple[Summing, Sampler]:
         RECURRENT_SAMPLING_STEPS,
         seed,
     )
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_state_starts_with_its_episode_and_goes_on_with_it(kind, mode) -> None:
-    env = vector_of(kind, mode, SCRIPTS)
-    module, sampler = sampler_of(env)
-    batches = [sampler.sample((0, 0)).batch for _ in range(9)]
-    env.close()
-    started_in_a_row = went_on = 0
-    for row in range(len(SCRIPTS)):
-        sums = {}  # of all observations of each episode so far
-        for batch in batches:
-            stored = batch.states["module"]["sum"]["of"][row]
-            for episode in _episodes_of(batch, row):
-                number, start, stop = episode
-                before = sums.get(number, np.zeros(3, np.float32))
-                if start == 0:
-                    np.testing.assert_allclose(stored, before, rtol=1e-5)
-                    went_on += bool(before.any())
-                started_in_a_row += start > 0
-                seen = batch.observations[row, start:stop]
-                totals = before + seen.cumsum(0)  # [L, 3]
-                logits = torch.tanh((torch.from_numpy(totals) + 0.5) @ module.weight)
-                chosen = torch.from_numpy(batch.actions[row, start:stop])
-                expected = torch.distributions.Categorical(logits=logits).log_prob(chosen)
-                logp = batch.action_logp[row, start:stop]
-                np.testing.assert_allclose(logp, expected, rtol=1e-4, atol=1e-5)
-                sums[number] = totals[-1]
-    assert started_in_a_row > 10
-    assert went_on > 5
-
-
-def _episodes_of(batch: EpisodeBatch, row: int) -> list[tuple[int, int, int]]:
-    return [
-        (int(batch.segment_episodes[i]), start, start + int(batch.segment_lengths[i]))
-        for i in np.flatnonzero(batch.segment_rows == row)
-        for start in [int(batch.segment_starts[i])]
-    ]
 
 
 def test_states_at_the_start_of_rows_outlive_a_module_that_writes_into_its_own() -> None:
