@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import types
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
 import pytest
 
 from juggler import cli
-from juggler.cli import main
+from juggler.cli import main, worker
+from juggler.cli.arguments import PREDECESSOR, WorkerArguments
+from juggler.envrunner import envrunner_worker
 from juggler.runtime.actors.attachment import AttachError, Attachment, Contact
 from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox, WorkerJoined
+from juggler.runtime.actors.worker import DriverLost
 from juggler.runtime.wire.v1 import attach_pb2
 
 _PATIENCE = 200.0  # seconds until a test fails; nothing takes as long
@@ -325,3 +330,39 @@ def test_who_asks_a_learner_for_the_status_is_told_that_it_is_no_driver(
 def test_a_worker_that_dials_a_learner_is_told_that_it_is_no_driver(learner: str) -> None:
     with pytest.raises(AttachError, match=f"^the server at {learner} is not a driver"):
         Attachment(Contact(learner), "worker", Mailbox())
+
+
+# What workers do that dialed a driver which is gone, and another one takes its place.
+
+
+def test_a_worker_whose_driver_is_gone_begins_again_at_the_next_as_who_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(worker, "handled_signals", dict)  # this process keeps its own
+    monkeypatch.setattr(
+        worker,
+        "_restart",
+        lambda: begun.append(WorkerArguments(driver="127.0.0.1:9").contact("learner").predecessor),
+    )
+
+    def loses_its_driver() -> None:
+        raise DriverLost("the first life")
+
+    with socket.create_server(("127.0.0.1", 0)) as driver:
+        address = f"127.0.0.1:{driver.getsockname()[1]}"
+        worker.work(Contact(address, reattach_seconds=60.0), loses_its_driver)
+        assert begun == ["the first life"]
+        with pytest.raises(DriverLost):
+            worker.work(Contact(address), loses_its_driver)
+    assert len(begun) == 1
+    assert PREDECESSOR not in os.environ
+
+
+def test_an_evaluator_dials_in_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs: list[Any] = []
+    monkeypatch.setattr(envrunner_worker, "main", programs.append)
+    monkeypatch.setattr(worker, "work", lambda contact, main: main())
+    assert worker.run(["evaluator", "--driver", "127.0.0.1:9"]) == 0
+    (program,) = programs
+    assert (program.role, program.contact.address) == ("evaluator", "127.0.0.1:9")

@@ -1,16 +1,33 @@
-"""Action masks in infos of several agents reach the gateway."""
+"""What `play` and `play_agents` send, and gateways that die or do not answer."""
 
 from __future__ import annotations
 
+import multiprocessing
+import socket
+import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
+from support.gateway_world import (
+    PATIENCE,
+    THREE,
+    TWO_WAYS,
+    GatewayWorld,
+    RawSimulator,
+    eventually,
+    hello,
+)
+from support.network import free_address
 
-from juggler.client import play_agents, playing
+from juggler.client import GatewayError, Session, connect, connection, play, play_agents, playing
+from juggler.client.playing import _play
 from juggler.client.space_values import Values
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 MASKS = {"a": [1, 0, 1], "b": [0, 1, 1]}
 
@@ -223,3 +240,179 @@ def test_an_episode_continues_while_agents_are_left(sessions: list[Recorder]) ->
 
     play_agents(Relay(), "nowhere", episodes=1)
     assert not sessions[0].continues
+
+
+# Environments that `juggler.client.play` plays against gateways that die.
+
+
+class Deadly(gymnasium.Env[Any, Any]):
+    """Episodes of four steps; something happens in the sixth step of all."""
+
+    observation_space, action_space = THREE, TWO_WAYS
+
+    def __init__(self, happen: Any) -> None:
+        self.episodes = self.steps = 0
+        self._happen = happen
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self.episodes += 1
+        self._left = 4
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        self._left -= 1
+        if self.steps == 6:
+            self._happen()
+        return np.ones(3, np.float32), 1.0, self._left == 0, False, {}
+
+
+def serve(address: str) -> None:
+    with GatewayWorld(rows=1, address=address) as world:
+        world.ask(1000)
+        threading.Event().wait()
+
+
+@pytest.mark.usefixtures("local_workers")
+def test_play_goes_on_with_the_gateway_that_takes_the_place_of_a_dead_one() -> None:
+    address = free_address()
+    context = multiprocessing.get_context("forkserver")
+    first = context.Process(target=serve, args=(address,))
+    first.start()
+    with ExitStack() as stack:
+
+        def replace() -> None:
+            first.kill()
+            first.join()
+            stack.enter_context(GatewayWorld(rows=1, address=address)).ask(1000)
+
+        env = Deadly(replace)
+        try:
+            assert play(env, address, episodes=3) == [4, 4, 4]
+        finally:
+            first.kill()
+            first.join()
+    assert env.episodes == 4, "the episode that ran when the gateway died began again"
+    assert env.steps == 3 * 4 + 2
+
+
+def test_play_ends_with_the_run_and_tells_of_anything_else() -> None:
+    with GatewayWorld(rows=1) as world:
+        world.ask(1000)
+        assert play(Deadly(world.close), world.address) == [4]
+    refused = pytest.raises(GatewayError, match="UNAUTHENTICATED")
+    with GatewayWorld(rows=1, token="a secret") as world, refused:
+        play(Deadly(print), world.address, timeout=PATIENCE)
+
+
+class OneArray(gymnasium.Env[Any, Any]):
+    """Writes each observation into the same array; every step is truncated."""
+
+    def __init__(self) -> None:
+        self.seen = np.zeros(1)
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self.seen += 1
+        return self.seen, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.reset()[0], 0.0, False, True, {}
+
+
+def test_the_last_observation_of_an_episode_is_not_that_of_the_next_one() -> None:
+    finals: list[float] = []
+
+    class Heard:
+        parameters: Mapping[str, float] = {}
+
+        def step(self, observation: Any, *told: Any, **_: Any) -> int:
+            if len(told) == 4:
+                finals.append(float(told[3][0]))
+            return 0
+
+    _play(OneArray(), Heard(), 3, 0, [])  # type: ignore[arg-type]
+    assert finals == [2.0, 4.0]
+
+
+# A client whose gateway does not answer, or not as it wishes.
+
+
+def test_a_missing_welcome_is_an_error_in_time() -> None:
+    with GatewayWorld() as world, world._server.at_work():
+        with pytest.raises(GatewayError, match="DEADLINE_EXCEEDED") as told:
+            connect(world.address, THREE, TWO_WAYS, timeout=0.2)
+        assert told.value.retryable
+
+
+def test_a_goodbye_without_an_answer_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_GOODBYE_SECONDS", 0.1)
+    with GatewayWorld(rows=1) as world:
+        world.ask()
+        session = world.connect()
+        session.step(np.zeros(3))
+        with world._server.at_work():
+            session.close()
+
+
+def test_a_refused_session_leaves_no_thread_behind() -> None:
+    with GatewayWorld(refuses_logged="not here") as world:
+        before = _clients_threads()
+        for _ in range(5):
+            with pytest.raises(GatewayError, match="not here"):
+                world.connect(mode="logged")
+        eventually(lambda: _clients_threads() <= before)
+
+
+def test_a_session_that_cannot_begin_says_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    with GatewayWorld() as world:
+        monkeypatch.setattr(Session, "pull", _fails)
+        with pytest.raises(RuntimeError, match="no model"):
+            world.connect(mode="local")
+        eventually(lambda: world.count("sessions_begun") == 1 and world.count("sessions") == 0)
+
+
+def _fails(_: object) -> None:
+    raise RuntimeError("no model")
+
+
+def test_a_call_of_any_bytes_is_one_of_no_method() -> None:
+    with GatewayWorld(token="a secret") as world:
+        assert b"grpc-status" in _answer_to(world.address, b"/juggler.\xff\xfe/X")
+        assert world.failure is None
+        with RawSimulator(world.address, "a secret") as simulator:
+            simulator.send(hello=hello())
+            assert isinstance(simulator.hear(), pb.ToSimulator)
+
+
+def _answer_to(address: str, path: bytes) -> bytes:
+    """Return the answer to a call that gRPC's clients do not make."""
+    host, port = address.split(":")
+    headers = {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": path,
+        b":authority": b"here",
+        b"te": b"trailers",
+        b"content-type": b"application/grpc",
+    }
+    literal = b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+        for name, value in headers.items()
+    )
+    with socket.create_connection((host, int(port)), timeout=60) as raw:
+        raw.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b""))
+        raw.sendall(_frame(1, 4, 1, literal))
+        heard = b""
+        while b"grpc-status" not in heard and (more := raw.recv(4096)):
+            heard += more
+        return heard
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    size = len(payload).to_bytes(3, "big")
+    return size + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def _clients_threads() -> int:
+    """Count threads, without the gateway's, which is in this process, too."""
+    return sum(not thread.name.startswith("gateway") for thread in threading.enumerate())

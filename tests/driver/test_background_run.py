@@ -162,7 +162,7 @@ def test_an_interrupt_while_it_begins_stops_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(start_run, "_Follower", interrupted)
     with pytest.raises(KeyboardInterrupt):
         StartedRun(trains)
-    assert trains.over.wait(10)
+    assert trains.over.wait(60)
     assert trains.stopped == ["interrupted"]
 
 

@@ -26,7 +26,7 @@ def test_the_first_signal_asks_and_the_second_interrupts() -> None:
     called = threading.Event()
     with signals_become(lambda reason: (asked.append(reason), called.set())[0]):
         _signal(signal.SIGTERM)
-        assert called.wait(10)
+        assert called.wait(60)
         with pytest.raises(KeyboardInterrupt):
             _signal(signal.SIGINT)
     assert asked == ["terminated"]

@@ -12,25 +12,21 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from support.scripted_environments import Scripted
 from support.scripted_modules import LinearPolicy, Summing
-from support.vectors import KINDS, MODES, vector_of, vector_of_functions
+from support.vectors import MODES, vector_of, vector_of_functions
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.sampler import NonFiniteBatch, Sampler
-from juggler.learner.data.collate import collate
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import Moments
 from juggler.runtime.connectors.pipelines import (
     EnvToModule,
-    build_learner_pipeline,
     build_runner_pipelines,
 )
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.wire.structures import tree_map
 
 STEPS = 5
 SCRIPTS = [
@@ -77,59 +73,6 @@ def connected(
     built = build_module(module, seen, acted, {})
     policy = Actor(built, env.num_envs, STEPS, 0, module_to_env, env_to_module)
     return Sampler(env, policy, STEPS, 7), env_to_module, policy
-
-
-@pytest.mark.parametrize(
-    ("mode", "box", "model"),
-    [
-        (mode, box, [{}, {"recurrent": "lstm", "recurrent_size": 4}][(i + box) % 2])
-        for i, mode in enumerate(MODES)
-        for box in (False, True)
-    ],
-)
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        ["previous_actions_and_rewards"],
-        ["mean_std_filter", {"use": "frame_stack", "k": 3}, "previous_actions_and_rewards"],
-    ],
-)
-def test_a_learner_computes_the_log_probabilities_that_a_runner_acted_with(
-    pieces, mode: AutoresetMode, box: bool, model
-) -> None:
-    env = vector_of("in turn", mode, SCRIPTS, box)
-    config = ConnectorsConfig(env_to_module=pieces)
-    spaces_ = env.single_observation_space, env.single_action_space
-    env_to_module, module_to_env = build_runner_pipelines(config, *spaces_)
-    learner = build_learner_pipeline(config, env_to_module.observation_space, spaces_[1])
-    torch.manual_seed(0)
-    module = build_module(None, learner.observation_space, spaces_[1], model)
-    policy = Actor(module, ROWS, STEPS, 0, module_to_env, env_to_module)
-    sampler = Sampler(env, policy, STEPS, 7)
-    distribution = module.action_distribution()
-    for _ in range(6):
-        batch = sampler.sample((0, 0)).batch
-        columns = learner(collate([batch]))
-        if model:
-            continue_of_rows(module, columns, batch)
-            continue
-        flat = tree_map(lambda x: x.flatten(0, 1), columns["observations"])
-        inputs = module.forward_train({"observations": flat})["action_dist_inputs"]
-        inputs = inputs.unflatten(0, (ROWS, STEPS))  # [N, T, D]
-        logp = distribution(inputs).log_prob(columns["actions"])
-        np.testing.assert_allclose(logp.detach(), batch.action_logp, rtol=1e-4, atol=1e-4)
-    env.close()
-
-
-def continue_of_rows(module: RLModule, columns: dict[str, Any], batch: Any) -> None:
-    """A recurrent module goes on from the state at each row's start, up to the first end."""
-    states = columns["states"]["module"]
-    inputs = module.forward_train({"observations": columns["observations"], "states": states})
-    logp = module.action_distribution()(inputs["action_dist_inputs"]).log_prob(columns["actions"])
-    ended = batch.terminated | batch.truncated | ~batch.live  # [N, T]
-    before = ~np.logical_or.accumulate(np.roll(ended, 1, 1) & (np.arange(STEPS) > 0), 1)  # [N, T]
-    found, expected = logp.detach().numpy()[before], batch.action_logp[before]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["in turn", "native", "async"])
@@ -247,45 +190,6 @@ def sampler_of(env, seed: int = 5) -> tuple[Summing, Sampler]:
         RECURRENT_SAMPLING_STEPS,
         seed,
     )
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_state_starts_with_its_episode_and_goes_on_with_it(kind, mode) -> None:
-    env = vector_of(kind, mode, SCRIPTS)
-    module, sampler = sampler_of(env)
-    batches = [sampler.sample((0, 0)).batch for _ in range(9)]
-    env.close()
-    started_in_a_row = went_on = 0
-    for row in range(len(SCRIPTS)):
-        sums = {}  # of all observations of each episode so far
-        for batch in batches:
-            stored = batch.states["module"]["sum"]["of"][row]
-            for episode in _episodes_of(batch, row):
-                number, start, stop = episode
-                before = sums.get(number, np.zeros(3, np.float32))
-                if start == 0:
-                    np.testing.assert_allclose(stored, before, rtol=1e-5)
-                    went_on += bool(before.any())
-                started_in_a_row += start > 0
-                seen = batch.observations[row, start:stop]
-                totals = before + seen.cumsum(0)  # [L, 3]
-                logits = torch.tanh((torch.from_numpy(totals) + 0.5) @ module.weight)
-                chosen = torch.from_numpy(batch.actions[row, start:stop])
-                expected = torch.distributions.Categorical(logits=logits).log_prob(chosen)
-                logp = batch.action_logp[row, start:stop]
-                np.testing.assert_allclose(logp, expected, rtol=1e-4, atol=1e-5)
-                sums[number] = totals[-1]
-    assert started_in_a_row > 10
-    assert went_on > 5
-
-
-def _episodes_of(batch: EpisodeBatch, row: int) -> list[tuple[int, int, int]]:
-    return [
-        (int(batch.segment_episodes[i]), start, start + int(batch.segment_lengths[i]))
-        for i in np.flatnonzero(batch.segment_rows == row)
-        for start in [int(batch.segment_starts[i])]
-    ]
 
 
 def test_states_at_the_start_of_rows_outlive_a_module_that_writes_into_its_own() -> None:

@@ -23,7 +23,6 @@ from support.vectors import KINDS, MODES, vector_of, vector_of_functions
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.sampler import NonFiniteBatch, Sampler
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.distributions.for_space import distribution_for
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import to_tree
@@ -110,36 +109,6 @@ def _assert_trees(found: Any, plain: Any, env: VectorEnv[Any, Any, Any]) -> None
     for (_, ours), (_, theirs) in zip(flatten(found), flatten(expected), strict=True):
         np.testing.assert_array_equal(ours, theirs)
         assert ours.dtype == theirs.dtype
-
-
-def test_composite_actions_are_drawn_and_their_log_probabilities_kept() -> None:
-    env = tree_vector_of("in turn", AutoresetMode.SAME_STEP, box=True)
-    module = LinearPolicy(env.single_observation_space, env.single_action_space)
-    fragment = Sampler(env, policy_of(module), STEPS, 5).sample((0, 0))
-    batch = EpisodeBatch.from_tree(fragment.batch.to_tree())
-    actions = {path: array.dtype for path, array in flatten(batch.actions)}
-    assert actions == {
-        ("act", "0"): np.float32,
-        ("others", "bits"): np.int8,
-        ("others", "many"): np.int64,
-    }
-    assert np.abs(batch.actions["act"]["0"]).max() > 0.5  # clipped for the environment alone
-    tensors = {path: torch.from_numpy(array) for path, array in flatten(batch.observations)}
-    numbers = torch.cat(
-        [
-            tensors["floats", "0"],
-            tensors["count",].unsqueeze(-1).float(),
-            tensors["floats", "1", "state"],
-        ],
-        -1,
-    )  # [N, T, 3]
-    inputs = torch.tanh(numbers @ module.weight)
-    chosen = {
-        "act": {"0": torch.from_numpy(batch.actions["act"]["0"])},
-        "others": {k: torch.from_numpy(v) for k, v in batch.actions["others"].items()},
-    }
-    expected = module.action_distribution()(inputs).log_prob(chosen)
-    np.testing.assert_allclose(batch.action_logp, expected, rtol=1e-5)
 
 
 def test_a_number_that_is_not_finite_is_named_with_its_place_in_the_tree() -> None:

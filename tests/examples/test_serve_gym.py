@@ -45,7 +45,7 @@ def serve(example: Any) -> Iterator[Callable[..., str]]:
 
     yield serve
     for server in servers:
-        server.stop(None).wait(10)
+        server.stop(None).wait(60)
 
 
 def test_the_same_seeds_and_actions_give_the_same_numbers(serve: Any) -> None:

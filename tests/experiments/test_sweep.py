@@ -1,24 +1,34 @@
-"""A sweep with the real Optuna; but for the last test, runs are scripted."""
+"""A sweep with the real Optuna: its trials, which are pruned, and its space; runs are scripted."""
 
 from __future__ import annotations
 
 import csv
 import sys
 import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
+from gymnasium import spaces
 from support.place import status_of
+from support.small_cores import action_space_of, keeps_steps, needs_memory
 
 import juggler
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_files import load_config_and_keys
 from juggler.driver.record.run_directory import RunDirectoryError
-from juggler.experiments.sweep import SweepFailed
-
-#: SQLite waits for the disk, and Optuna writes often: on a busy machine this takes its time.
+from juggler.experiments import sweep
+from juggler.experiments.runs import RunExit
+from juggler.experiments.space import Axis, parse_space, placed
+from juggler.experiments.sweep import SweepFailed, SweepPlan, must_be_a_metric
+from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
+from juggler.runtime.modules.module_specs import build_module
+from juggler.testing import sample_for
 
 RUNS = {"stop_steps": 1000, "progress": "plain", "num_env_runners": 1, "value_coefficient": 0.0}
 
@@ -61,14 +71,15 @@ def test_the_best_settings_are_found_and_written_as_a_configuration(
     for row in rows(tmp_path / "sweep"):
         assert float(row["episode_return_mean"]) == pytest.approx(10 * float(row["lr"]))
     assert [row["trial"] for row in rows(tmp_path / "sweep")] == [str(i) for i in range(6)]
-    assert (tmp_path / "sweep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    pictures = [tmp_path / "sweep" / name for name in ("sweep.png", "history.png")]
+    assert all(each.read_bytes().startswith(b"\x89PNG") for each in pictures)
     said = capsys.readouterr().out
     assert "sweep of 6 trials, one of each setting, 3 at once, in" in said
     assert "6 trials complete, 0 pruned, 0 failed" in said
     table = said.partition("0 failed\n")[2].splitlines()
     assert table[0].split() == ["trial", "episode_return_mean", "lr", "model.hidden_sizes"]
     assert table[1].split()[1:3] == ["30.00", "3"], "the best one first"
-    assert "sweep.png" in said
+    assert all(each.name in said for each in pictures)
 
 
 @pytest.mark.usefixtures("scripted_runs")
@@ -220,3 +231,247 @@ def lines(directory: Path, number: int) -> int:
     """How many lines of metrics a trial has."""
     file = directory / "trials" / f"{number:03}" / "metrics.jsonl"
     return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+# Which trials of a sweep are pruned, with the real Optuna and lines of metrics as they come.
+
+
+METRIC = "episode_return_mean"
+STEPS = 100
+
+
+@dataclass
+class Run:
+    """A run whose lines the test writes."""
+
+    config: Path
+    run_dir: Path
+    pid: int = field(default_factory=count().__next__)
+    lines: list[dict[str, float]] = field(default_factory=list)
+    stopped: bool = False
+
+    def new_lines(self) -> Iterator[dict[str, float]]:
+        while self.lines:
+            yield self.lines.pop(0)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+class Trials:
+    """The trials of a sweep, one after the other."""
+
+    def __init__(self, directory: Path) -> None:
+        run: dict[str, Any] = {
+            "env": "CartPole-v1",
+            "stop_steps": STEPS,
+            "stop_return": "none",
+            "progress": "off",
+        }
+        plan = SweepPlan(
+            run=run,
+            stops={},
+            space={"lr": "1..2"},
+            metric=METRIC,
+            minimize=False,
+            prune=True,
+            trials=99,
+        )
+        axes = parse_space(plan.space, run)
+        directory.mkdir()
+        self._sweep = sweep.Sweep(directory, plan, axes, jobs=1)
+        self._sweep.begin()
+
+    def is_pruned(self, *points: tuple[int, float | None]) -> bool:
+        """Have a trial.
+
+        Args:
+            points: for each of its lines, the steps and the return.
+        """
+        run: Any = self._sweep.next()
+        run.lines = [{"env_steps_trained": at, METRIC: value} for at, value in points]
+        self._sweep.read_new(run)
+        summary = {METRIC: points[-1][1]}
+        self._sweep.over(run, RunExit(summary, interrupted=run.stopped, problem=""))
+        return bool(run.stopped)
+
+
+@pytest.fixture
+def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trials:
+    create = optuna.create_study
+    # SQLite would wait for the disk.
+    monkeypatch.setattr(optuna, "create_study", lambda *, storage, **how: create(**how))
+    monkeypatch.setattr(sweep, "RunProcess", Run)
+    return Trials(tmp_path / "sweep")
+
+
+def test_a_trial_is_compared_with_those_that_had_no_line_in_its_tenth(trials: Trials) -> None:
+    """A line comes once a second, and a tenth of a short trial takes less."""
+    assert not trials.is_pruned((35, 50.0), (65, 80.0), (100, 100.0))  # the best one
+    for _ in range(4):
+        assert not trials.is_pruned((25, 5.0), (55, 10.0), (100, 15.0))
+    assert not trials.is_pruned((36, 30.0), (66, 50.0), (100, 80.0)), "the second of six"
+
+
+def test_a_tenth_without_a_line_counts_with_what_was_known_by_then(trials: Trials) -> None:
+    for _ in range(5):
+        assert not trials.is_pruned((28, 28.0), (58, 58.0), (100, 100.0))
+    assert not trials.is_pruned((30, 31.0), (60, 61.0), (100, 101.0)), "the best of six"
+    assert trials.is_pruned((20, 20.0), (50, 27.0)), "behind those that last said 28"
+
+
+def test_no_trial_is_pruned_by_few_that_had_a_return_so_early(trials: Trials) -> None:
+    assert not trials.is_pruned((35, 50.0), (100, 100.0))
+    for _ in range(4):
+        assert not trials.is_pruned((35, None), (55, 10.0), (100, 15.0))
+    assert not trials.is_pruned((36, 30.0), (100, 80.0))
+
+
+def test_nothing_is_pruned_before_five_trials_are_complete(trials: Trials) -> None:
+    tenths = range(10, 101, 10)
+    for _ in range(4):
+        assert not trials.is_pruned(*((at, 10.0 * at) for at in tenths))
+    assert not trials.is_pruned(*((at, float(at)) for at in tenths))
+    for _ in range(2):
+        assert trials.is_pruned(*((at, float(at)) for at in tenths)), "pruned ones do not count"
+
+
+# The space of a sweep, and the metrics that it may name.
+
+
+LR_BOUNDS = {"low": 1e-4, "high": 1e-2, "step": None, "whole": False}
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "meant"),
+    [
+        ("lr", "1e-4..1e-2:log", Axis("lr", log=True, **LR_BOUNDS)),
+        ("lr", "1e-4 .. 1e-2", Axis("lr", log=False, **LR_BOUNDS)),
+        ("batch-size", "256..1024:256", Axis("batch_size", (), 256, 1024, False, 256, True)),
+        ("batch-size", "256..2048:300", Axis("batch_size", (), 256, 1756, False, 300, True)),
+        ("gamma", "0.1..0.95:0.2", Axis("gamma", (), 0.1, 0.9, False, 0.2, False)),
+        ("gamma", "0.1..0.3:0.2", Axis("gamma", (), 0.1, 0.3, False, 0.2, False)),
+        ("gamma", "0..1", Axis("gamma", (), 0, 1, False, None, False)),
+        ("entropy_coefficient", "0,0.01", Axis("entropy_coefficient", (0, 0.01))),
+        ("model.activation", "relu,tanh", Axis("model.activation", ("relu", "tanh"))),
+        ("model.hidden_sizes", "[64],[64, 64]", Axis("model.hidden_sizes", ([64], [64, 64]))),
+        ("model.recurrent_size", "8..64", Axis("model.recurrent_size", low=8, high=64, whole=True)),
+        ("env_kwargs.size", "3..8", Axis("env_kwargs.size", (), 3, 8, False, None, True)),
+        ("env_kwargs.wind", "3.0..8", Axis("env_kwargs.wind", (), 3, 8, False, None, False)),
+        ("lr", "[[0,1e-3],[9e5,1e-4]],5e-4", Axis("lr", ([[0, 1e-3], [9e5, 1e-4]], 5e-4))),
+    ],
+)
+def test_what_is_written_is_what_is_meant(key: str, text: str, meant: object) -> None:
+    assert parse_space({key: text}, {}) == [meant]
+
+
+def test_values_are_placed_in_tables_and_what_they_came_from_stays() -> None:
+    run: dict[str, Any] = {"lr": 1.0, "model": {"hidden_sizes": [8], "activation": "relu"}}
+    values = {"lr": 2.0, "model.hidden_sizes": [64], "env_kwargs.size": 3}
+    assert placed(run, values) == {
+        "lr": 2.0,
+        "model": {"hidden_sizes": [64], "activation": "relu"},
+        "env_kwargs": {"size": 3},
+    }
+    assert run == {"lr": 1.0, "model": {"hidden_sizes": [8], "activation": "relu"}}
+
+
+def test_a_configuration_of_one_algorithm_is_not_swept_over_several() -> None:
+    impala = {"algorithm": "impala", "rho_bar": 1.0}
+    with pytest.raises(ConfigError, match="CartPole"):
+        parse_space({"algorithm": "ppo,appo"}, impala)
+    with pytest.raises(ConfigError, match="did you mean 'appo'"):
+        parse_space({"algorithm": "ppo,appoo"}, impala)
+
+
+VECTOR = spaces.Box(-10, 10, (4,), np.float32)
+RND = {"intrinsic": {"kind": "rnd"}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys"),
+    [
+        *((algorithm, {}) for algorithm in ALGORITHMS),
+        ("appo", {"target_kl": 0.01}),
+        ("impala", {"replay_share": 0.5, **RND}),
+        ("ppo", {"target_kl": 0.01, **RND}),
+        ("dqn", {"n_step": 1, "optimizers": {"layers": {"parameters": ["*weight"]}}, **RND}),
+    ],
+)
+def test_a_learner_has_the_metrics_that_its_configuration_names(
+    algorithm: str, keys: dict[str, Any]
+) -> None:
+    model = {"recurrent": "gru"} if needs_memory(algorithm) else {}
+    few = {"replay_begin": 8, "replay_capacity": 4096, "replay_ratio": 2.0}
+    kept = few if keeps_steps(algorithm) else {}
+    acts = action_space_of(algorithm)
+    learner = build_learner({"algorithm": algorithm, **kept, **keys}, None, VECTOR, acts, model)
+    module = build_module(ALGORITHMS[algorithm].module, VECTOR, acts, model)
+    found: set[str] = set()
+    for seed in range(6):
+        sample = sample_for(module, 4, 32, seed)
+        found |= learner.step(sample).keys()
+    named = ALGORITHMS[algorithm].config(algorithm=algorithm, **kept, **keys).metric_names()
+    assert sorted(named) == sorted(found)
+
+
+def test_the_metrics_of_ones_own_algorithm_and_of_its_optimizers_are_let_through() -> None:
+    own = RunConfig.from_flat({"algorithm": "support.own_algorithms:Learning"})
+    must_be_a_metric("modules/default/whatever", own)
+    optimizers = {"value": {"parameters": ["value*"], "lr": 1e-3}}
+    must_be_a_metric("modules/default/lr_value", RunConfig.from_flat({"optimizers": optimizers}))
+
+
+def test_what_evaluations_have_needs_evaluations() -> None:
+    name, keys = "by_agent/agent_0/evaluation_return_mean", {"env": "pettingzoo:x"}
+    for metric in (name, "evaluation_return_mean"):
+        with pytest.raises(ConfigError, match="evaluation_seconds"):
+            must_be_a_metric(metric, RunConfig.from_flat(keys))
+        must_be_a_metric(metric, RunConfig.from_flat({**keys, "evaluation_seconds": 2.0}))
+
+
+PREY = {"train": False, "from": "somewhere"}
+SEVERAL = {
+    "agents": {"adversary_*": "hunters", "agent_0": "prey", "*": "random"},
+    "modules": {"prey": PREY},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("by_module/huntr/updates", "module 'huntr': did you mean"),
+        ("by_module/x/episodes", "there is no module 'x'; there are"),
+        ("modules/huntr/entropy", "is trained 'huntr': did you mean"),
+        ("modules/prey/entropy", "there is no module that is trained 'prey'"),
+        ("modules/hunters/entrpy", "impala has no metric 'entrpy'"),
+    ],
+)
+def test_a_module_that_the_table_agents_does_not_name_is_told(name: str, told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        must_be_a_metric(name, RunConfig.from_flat(SEVERAL))
+    assert str(error.value).startswith(f"metric = {name!r}: ")
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["by_module/hunters/updates", "by_module/prey/episodes", "by_module/random/episodes"]
+)
+def test_the_modules_of_the_table_agents_have_metrics_of_their_own(name: str) -> None:
+    must_be_a_metric(name, RunConfig.from_flat(SEVERAL))
+    with pytest.raises(ConfigError, match="'hunters'"):
+        must_be_a_metric(name, RunConfig.from_flat({"agents": {"*": "hunters"}}))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"env": "juggler:MatrixGame", "league": {"builder": "alphastar"}},
+        {"league": {"builder": "alphastar"}, "agents": {"row": ["main-0"], "column": ["main-0"]}},
+        {"env": "pettingzoo:mpe/simple_tag_v3"},
+        {"env": "my_games:tag"},
+    ],
+)
+def test_modules_that_only_the_run_settles_are_let_through(keys: dict[str, Any]) -> None:
+    for name in ("by_module/adversary/updates", "modules/adversary/entropy"):
+        must_be_a_metric(name, RunConfig.from_flat(keys))

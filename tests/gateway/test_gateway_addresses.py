@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.gateway_world import SPACES, AgentsWorld
+from support.network import free_address
 
 from juggler.client import connect_agents
 from juggler.envrunner.config import EnvRunnerConfig
@@ -17,12 +19,8 @@ from juggler.envrunner.config import EnvRunnerConfig
 def free_port(behind: int) -> int:
     """A port that is free, as is the one so many behind it."""
     while True:
-        with socket.create_server(("127.0.0.1", 0)) as one, socket.socket() as other:
-            port: int = one.getsockname()[1]
-            try:
-                other.bind(("127.0.0.1", port + behind))
-            except (OSError, OverflowError):
-                continue
+        port = int(free_address().rpartition(":")[2])
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + behind)):
             return port
 
 

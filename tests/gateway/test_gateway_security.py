@@ -42,8 +42,8 @@ def certificates(directory: Path) -> Path:
     return directory
 
 
-def dial(address: str, **options: Any) -> Any:
-    return connect(address, THREE, TWO_WAYS, timeout=1.0, **options)
+def dial(address: str, timeout: float = 60.0, **options: Any) -> Any:
+    return connect(address, THREE, TWO_WAYS, timeout=timeout, **options)
 
 
 def test_certificate_and_token_of_the_run_get_in(address: str, ours: Path) -> None:
@@ -61,7 +61,7 @@ def test_another_token_or_none_is_refused_although_the_certificate_is_right(
 
 def test_a_gateway_of_another_authority_is_not_believed(address: str, others: Path) -> None:
     with pytest.raises(GatewayError, match="UNAVAILABLE"):
-        dial(address, tls=str(others), token=TOKEN)
+        dial(address, 1.0, tls=str(others), token=TOKEN)
 
 
 def test_a_certificate_of_another_authority_does_not_get_in(
@@ -71,7 +71,7 @@ def test_a_certificate_of_another_authority_does_not_get_in(
     for name, source in (("ca", ours), ("cert", others), ("key", others)):
         shutil.copy(source / f"{name}.pem", tmp_path)
     with pytest.raises(GatewayError, match="UNAVAILABLE"):
-        dial(address, tls=str(tmp_path), token=TOKEN)
+        dial(address, 1.0, tls=str(tmp_path), token=TOKEN)
 
 
 def test_who_shows_no_certificate_does_not_get_in(address: str, ours: Path) -> None:
@@ -79,7 +79,7 @@ def test_who_shows_no_certificate_does_not_get_in(address: str, ours: Path) -> N
     with grpc.secure_channel(address, credentials) as channel:
         talk = channel.stream_stream("/juggler.simulator.v1.Simulator/Session")
         said = pb.FromSimulator(hello=hello()).SerializeToString()
-        call = talk(iter([said]), metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=10)
+        call = talk(iter([said]), metadata=(("authorization", f"Bearer {TOKEN}"),), timeout=60)
         with pytest.raises(grpc.RpcError) as refused:
             next(call)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -90,4 +90,4 @@ def test_who_comes_without_tls_is_told_to_look_at_that(
 ) -> None:
     monkeypatch.delenv("JUGGLER_TLS", raising=False)
     with pytest.raises(GatewayError, match="UNAVAILABLE"):
-        dial(address, token=TOKEN)
+        dial(address, 1.0, token=TOKEN)

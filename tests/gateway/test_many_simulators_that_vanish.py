@@ -47,7 +47,7 @@ def test_hundreds_of_connections_that_break_leave_nothing_behind() -> None:
                 assert all(next(call).HasField("welcome") for call in calls)
                 goes_on.set()
         eventually(lambda: world.count("sessions_lost") == 300)
-        eventually(lambda: threading.active_count() < threads + 100, 10)
+        eventually(lambda: threading.active_count() < threads + 100)
         counts = world.info().counts
         assert counts["sessions_begun"] == 300
         assert (counts["sessions"], counts["environments"], counts["steps_waiting"]) == (0, 0, 0)
@@ -59,7 +59,7 @@ def test_hundreds_of_connections_that_break_leave_nothing_behind() -> None:
 def _two_messages(goes_on: threading.Event) -> Any:
     yield pb.FromSimulator(hello=hello())
     yield pb.FromSimulator(steps=steps_of(1))
-    goes_on.wait(10)
+    goes_on.wait(60)
 
 
 def test_those_that_vanished_make_room_for_others_and_those_that_are_here_do_not(

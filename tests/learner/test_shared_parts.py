@@ -319,3 +319,19 @@ def test_a_state_of_one_module_is_restored_for_all_who_share_parts_with_it(world
     world.driver.ask(restore, attach_pb2.Done())
     for found in encoders(world):
         np.testing.assert_equal(found, kept)
+
+
+def test_a_reset_and_another_learners_state_reach_all_who_share_parts(world: World) -> None:
+    world.send(1, 10)
+    world.update(1)
+    trained, _ = encoders(world)
+    world.driver.ask(training_pb2.Reset(module_id="default", seed=5), attach_pb2.Done())
+    one, other = encoders(world)
+    np.testing.assert_equal(one, other)
+    assert any((one[name] != trained[name]).any() for name in one)
+    # As a learner that has come back takes over the state of another one of its group.
+    bias = np.arange(8, dtype=np.float32)
+    world.worker.modules["default"].learner.set_weights({"encoder.0.bias": bias})
+    world.join(11)
+    for found in encoders(world):
+        np.testing.assert_array_equal(found["0 encoder.0.bias"], bias)

@@ -108,9 +108,6 @@ def _segments(live: np.ndarray, done: np.ndarray, rng: np.random.Generator) -> d
     }
 
 
-MakeBatch = Callable[..., EpisodeBatch]
-VECTOR = spaces.Box(-10, 10, (4,), np.float32)
-TWO = spaces.Discrete(2)
 GENERATION = 5  # of the group when the learner joined it
 
 

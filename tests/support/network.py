@@ -72,7 +72,7 @@ class Network:
 
         self._do(end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     def __enter__(self) -> Self:
@@ -87,7 +87,7 @@ class Network:
         self.close()
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     # -- on the loop ----------------------------------------------------------------------------
 

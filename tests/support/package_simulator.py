@@ -121,7 +121,7 @@ class _Session:
     def step(self, request: Any) -> Any:
         self._must_be_joined()
         if self.arena.barrier is not None:
-            self.arena.barrier.wait(10)
+            self.arena.barrier.wait(60)
         actions, observations = self.arena.specs()
         if self.running:
             self.arena.actions.append(self._checked(actions, request.actions))
@@ -211,7 +211,7 @@ class Served:
         self.server.start()
 
     def close(self) -> None:
-        self.server.stop(None).wait(10)
+        self.server.stop(None).wait(60)
         self._pool.shutdown()
 
 

@@ -26,7 +26,7 @@ from juggler.driver.core.events import (
     UsedBatch,
 )
 from juggler.driver.core.ledger import Counters
-from juggler.driver.core.staleness import OpenBatchLimit, StalenessBudget
+from juggler.driver.core.staleness import OpenBatchLimit
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 
 STEPS = 32  # of every batch
@@ -181,30 +181,6 @@ def test_in_a_healthy_run_nothing_gets_staler_than_it_may(
     assert max(simulation.staleness) <= max_open_updates + weights_interval - 1
 
 
-@pytest.mark.parametrize("learners", [1, 2, 3])
-@pytest.mark.parametrize("max_staleness", [2, 6])
-@pytest.mark.parametrize("steps", [250, 400, 1600])
-@pytest.mark.parametrize("update_seconds", SECONDS)
-def test_batches_that_are_updates_by_themselves_get_no_staler_than_they_may(
-    learners: int, max_staleness: int, steps: int, update_seconds: float
-) -> None:
-    """Half of what is allowed is open, and others overtake a runner that is held up."""
-    budget = StalenessBudget.of(max_staleness, 1, synchronous=False)
-    simulation = Simulation(
-        ModuleSettings(batch_size=384, max_open_updates=budget.open_updates, num_learners=learners),
-        runners=8,
-        sample_seconds=0.1,
-        update_seconds=update_seconds,
-        message_seconds=0.005,
-        jitter=0.3,
-        seed=learners,
-        steps=steps,
-    )
-    simulation.run(updates=200)
-    simulation.core.ledger.check()
-    assert max(simulation.staleness) <= budget.drop_after
-
-
 @pytest.mark.parametrize(
     ("learners", "runners", "batch_size", "steps", "update_seconds", "busy"),
     [(1, 8, 256, STEPS, 0.4, 0.97), *((n, n, 384, 1600, 0.1, 0.85) for n in (1, 2, 3))],
@@ -227,6 +203,8 @@ def test_runners_and_learners_work_side_by_side_however_large_batches_are(
     )
     simulation.run(updates=100)
     assert simulation.busy_seconds / simulation.now > busy
+    # Others overtake a runner that is held up.
+    assert max(simulation.staleness) <= 2 * open_updates
 
 
 # The driver core of a run that is to end after so many steps: nothing is made in vain.
@@ -319,32 +297,3 @@ def test_as_many_batches_as_updates_may_wait_are_open_however_large_they_are() -
     (update,) = step(core, receipt(first, steps=400))
     assert isinstance(update, IssueUpdate), "and nothing is asked for before it is trained on"
     assert len(only(Request, step(core, answer(update, "learner-0", 1, steps=400)))) == 1
-
-
-def test_no_batch_waits_for_more_updates_than_may_be_open() -> None:
-    random = Random(0)
-    for _ in range(100):
-        learners, most = random.randint(1, 3), random.randint(1, 4)
-        settings = ModuleSettings(batch_size=100, max_open_updates=most, num_learners=learners)
-        core = one_module(settings)
-        for index in range(learners):
-            step(core, LearnerJoined(f"learner-{index}", "L"))
-        commands = []
-        for index in range(12):
-            commands += join(core, index, steps=random.choice((10, 40, 90, 150, 400)))
-        ahead: dict[str, list[int]] = {}
-        for request in commands:
-            assert isinstance(request, Request)
-            sizes = ahead.setdefault(request.learner, [])
-            assert _updates_of(sizes, 100 / learners) < most
-            sizes.append(core.ledger.requested[request.batch_id].steps)
-
-
-def _updates_of(sizes: list[int], share: float) -> int:
-    """That take so many batches one after the other, whole ones each time."""
-    updates, taken = 0, 0.0
-    for size in sizes:
-        taken += size
-        if taken >= share:
-            updates, taken = updates + 1, 0.0
-    return updates

@@ -18,6 +18,7 @@ import pytest
 from support.network import free_address
 
 from juggler.cli.arguments import MonitoringArguments
+from juggler.driver.record import http_server
 from juggler.driver.record.prometheus import serve_metrics
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.endpoints import split_address
@@ -61,7 +62,7 @@ def scraper(tls: Tls, certificate: bool = True) -> ssl.SSLContext:
 
 def scrape(url: str, token: str = "", context: ssl.SSLContext | None = None) -> str:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    with urlopen(Request(url, headers=headers), timeout=10, context=context) as answer:
+    with urlopen(Request(url, headers=headers), timeout=60, context=context) as answer:
         return answer.read().decode()
 
 
@@ -111,23 +112,35 @@ def test_who_has_shown_the_token_is_not_hung_up_on(monkeypatch: pytest.MonkeyPat
 
     def slow_status() -> status_pb2.RunStatus:
         asked.set()
-        assert answers.wait(30)
+        assert answers.wait(60)
         return status()
 
     monkeypatch.setattr(sys.modules[__name__], "status", slow_status)
+    monkeypatch.setattr(http_server, "_CLIENT_SECONDS", 300.0)  # none is silent for too long
     with ExitStack() as connections, metrics(token="secret") as address:
         scraped = connections.enter_context(ThreadPoolExecutor(1)).submit(
             scrape, f"http://{address}/metrics", "secret"
         )
-        assert asked.wait(30)
-        for _ in range(100):
-            last = socket.create_connection(split_address(address), timeout=30)
-            connections.enter_context(last)
+        assert asked.wait(60)
+        first, *_, last = (
+            connections.enter_context(socket.create_connection(split_address(address), timeout=60))
+            for _ in range(100)
+        )
         last.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert last.recv(12) == b"HTTP/1.0 401"
+        assert first.recv(1) == b"", "the first of too many silent ones makes room"
         monkeypatch.undo()
         answers.set()
-        assert "juggler_driver_up" in scraped.result(30)
+        assert "juggler_driver_up" in scraped.result(60)
+
+
+def test_who_stays_silent_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "_CLIENT_SECONDS", 0.05)
+    with (
+        metrics() as address,
+        socket.create_connection(split_address(address), timeout=60) as silent,
+    ):
+        assert silent.recv(1) == b""
 
 
 def test_metrics_of_a_run_of_this_host_have_the_token_of_the_environment(

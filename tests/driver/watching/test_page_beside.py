@@ -101,7 +101,7 @@ while True:
         assert driver.stdout is not None
         url = driver.stdout.readline().removeprefix("page: ").strip()
         (page,) = psutil.Process(driver.pid).children()
-        urlopen(url, timeout=10).close()
+        urlopen(url, timeout=60).close()
     finally:
         driver.kill()
         driver.communicate()

@@ -50,7 +50,7 @@ def served(*directories: Path, **options: Any) -> Iterator[str]:
 def get(url: str, token: str = "", **headers: str) -> bytes:
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    with urlopen(Request(url, headers=headers), timeout=10) as answer:
+    with urlopen(Request(url, headers=headers), timeout=60) as answer:
         content: bytes = answer.read()
     return content
 
@@ -80,7 +80,7 @@ def test_every_answer_forbids_what_the_page_does_not_need(runs: Path) -> None:
     with served(runs) as url:
         for path in ("/", "/page.js", "/api/runs", "/nothing"):
             try:
-                with urlopen(url + path, timeout=10) as answer:
+                with urlopen(url + path, timeout=60) as answer:
                     headers = answer.headers
             except HTTPError as error:
                 headers = error.headers
@@ -147,7 +147,7 @@ def test_a_run_that_begins_later_comes_in_and_one_that_is_deleted_goes(runs: Pat
 def test_no_path_of_a_request_leads_to_a_file(path: str, runs: Path) -> None:
     with served(runs) as url:
         host, port = split_address(urlsplit(url).netloc)
-        with socket.create_connection((host, port), timeout=10) as client:
+        with socket.create_connection((host, port), timeout=60) as client:
             client.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
     assert answer.startswith(b"HTTP/1.0 404"), answer
@@ -159,9 +159,9 @@ def test_only_get_and_head_are_answered(method: str, runs: Path) -> None:
     with served(runs) as url:
         request = Request(f"{url}/api/runs", method=method, data=b"x" * 10)
         with pytest.raises(HTTPError) as refused:
-            urlopen(request, timeout=10)
+            urlopen(request, timeout=60)
         assert (refused.value.code, refused.value.headers["Allow"]) == (405, "GET, HEAD")
-        with urlopen(Request(f"{url}/", method="HEAD"), timeout=10) as answer:
+        with urlopen(Request(f"{url}/", method="HEAD"), timeout=60) as answer:
             assert int(answer.headers["Content-Length"]) == (PAGE / "index.html").stat().st_size
             assert answer.read() == b""
 
@@ -211,7 +211,7 @@ def test_over_tls_a_browser_needs_the_token_and_no_certificate(runs: Path, tmp_p
     with served(runs, token="a secret", tls=read_tls(str(tmp_path / "tls"))) as url:
         assert url.startswith("https://")
         request = Request(f"{url}/api/runs", headers={"Authorization": "Bearer a secret"})
-        with urlopen(request, timeout=10, context=context) as answer:
+        with urlopen(request, timeout=60, context=context) as answer:
             assert json.load(answer)["runs"]
         with pytest.raises((URLError, OSError)):
             get(url.replace("https", "http"))

@@ -127,9 +127,7 @@ def test_an_environment_that_hangs_is_named_and_killed(call) -> None:
     with pytest.raises(EnvironmentFailed, match=r"environment 1 \(toy\).*within 2.5 s") as caught:
         reset_and_step(env)
     assert caught.value.call == call
-    started = time.monotonic()
     env.close(timeout=0.1)
-    assert time.monotonic() - started < 10
     assert_ended(env)
     assert env.processes[1].exitcode == -signal.SIGKILL
 

@@ -140,21 +140,6 @@ def test_every_recorded_step_is_in_a_batch_or_stale_or_in_a_row(seed: int) -> No
         assert rows.begun == np.count_nonzero(paced.of["row"] >= 0), "a row is nobody's"
 
 
-def test_rewards_between_turns_belong_to_the_action_before() -> None:
-    agents = ("red", "green")
-    envs = ScriptedAgents(1, dict.fromkeys(agents, THREE), in_turn(agents, 4))
-    collected = Collected(sampler_of(envs, dict.fromkeys(agents, "all"), steps=2))
-    for _ in range(4):
-        collected.play("all")
-    red = [step[2] for step in by_slot(collected.batches["all"])[0, 0]]
-    green = [step[2] for step in by_slot(collected.batches["all"])[1, 0]]
-    # Environment steps 1, 2, 3 give a quarter of their number to each, and step 4 ends it.
-    assert red == [0.25 + 0.5, 0.75 - 1]
-    assert green == [0.5 + 0.75, 1.0]
-    # What was given before its first action belongs to the environment's return alone.
-    assert collected.env_ended[0] == (2 * (0.25 + 0.5 + 0.75), 4)
-
-
 def test_connectors_of_a_module_learn_from_what_its_recorded_agents_see() -> None:
     envs = random_world(2)
     connectors = {"env_to_module": ["mean_std_filter"]}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.made_files import checkpoint
 from support.runner_world import PATIENCE, PLAYED_BY, RunnerWorld
 from support.scripted_agents import FOUR, THREE, ScriptedAgents, by_slot, in_turn
 from support.sharing import soon
@@ -18,7 +20,7 @@ from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.multi_agent.turns import Turn
 from juggler.runtime.actors.attachment import Detached
-from juggler.runtime.checkpoints.checkpoint import CONNECTORS
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS, write
 from juggler.runtime.checkpoints.weights import WEIGHTS, tree_digest
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.errors import WireError
@@ -192,19 +194,6 @@ def test_a_module_without_a_request_acts_with_its_newest_weights(
     assert 2 in new
     assert sum(before[slot] for slot in (2, 5)) < len(new)
     assert world.learners["blues"].frames.qsize() == 1
-
-
-def test_a_request_without_a_complete_row_is_answered_at_once(
-    make_world: Callable[..., RunnerWorld],
-) -> None:
-    agents = dict.fromkeys(("red", "green"), "all")
-    envs = ScriptedAgents(2, dict.fromkeys(agents, THREE), in_turn(tuple(agents), 50))
-    world = make_world(agents, envs=envs)
-    world.begin()
-    live = [world.play(all=0)["all"].live_steps for _ in range(5)]
-    assert live[0] == 0
-    assert sum(live) > 20
-    assert world.learners["all"].frames.qsize() == sum(steps > 0 for steps in live)
 
 
 def test_beginning_anew_plays_the_same_again(make_world: Callable[..., RunnerWorld]) -> None:
@@ -468,3 +457,54 @@ def test_the_digest_is_of_names_shapes_dtypes_and_numbers() -> None:
     ]
     digests = {tree_digest(each) for each in (same, *others)}
     assert len(digests) == 7
+
+
+# An EnvRunner with two modules evaluates both, with the newest weights or a checkpoint's.
+
+
+def test_an_evaluation_plays_whole_episodes_with_the_newest_weights_of_all(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+) -> None:
+    world = make_world()
+    world.begin()
+    world.learners["reds"].publish(1)
+    world.play(reds=1, blues=0)
+    told = world.driver.ask(training_pb2.Evaluate(episodes=7, seed=3), training_pb2.Evaluation)
+    assert len(told.episode_returns) == 7
+    assert told.version.update == 0, "the oldest among those that play"
+    actions = {slot: {a for e in log for a in e.actions} for slot, log in envs.log.items()}
+    assert [actions[slot] for slot in (0, 1, 2)] == [{1}, {1}, {0}]
+
+
+def test_an_evaluation_of_a_checkpoint_loads_the_weights_of_every_module(
+    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents, tmp_path: Path
+) -> None:
+    world = make_world()
+    world.begin()
+    states = {
+        module_id: {"parameters": {"scale": np.array(scale, np.float32)}, "buffers": {}}
+        for module_id, scale in (("reds", 2.0), ("blues", 1.0))
+    }
+    of_module = {"version": [1, 9], "extra": {}}
+    saved = checkpoint(9, tree=states, modules=dict.fromkeys(states, of_module))
+    command = training_pb2.Evaluate(episodes=4, checkpoint=str(write(tmp_path, saved, keep=1)))
+    told = world.driver.ask(command, training_pb2.Evaluation)
+    assert (told.version.update, len(told.episode_returns)) == (9, 4)
+    actions = {slot: {a for e in log for a in e.actions} for slot, log in envs.log.items()}
+    assert [actions[slot] for slot in (0, 1, 2)] == [{2}, {2}, {1}]
+    # What the learners publish is loaded again, although it has not changed.
+    world.driver.ask(training_pb2.Evaluate(episodes=4), training_pb2.Evaluation)
+    assert {a for log in envs.log.values() for e in log for a in e.actions} == {0}
+
+
+def test_a_checkpoint_that_lacks_a_module_is_refused(
+    make_world: Callable[..., RunnerWorld], tmp_path: Path
+) -> None:
+    world = make_world()
+    world.begin()
+    states = {"reds": {"parameters": {"scale": np.zeros((), np.float32)}, "buffers": {}}}
+    saved = checkpoint(9, tree=states, modules={"reds": {"version": [1, 9], "extra": {}}})
+    path = write(tmp_path, saved, keep=1)
+    world.driver.tell(training_pb2.Evaluate(episodes=4, checkpoint=str(path)))
+    failure = world.driver._answers.get(timeout=PATIENCE)
+    assert "has no weights of module 'blues'" in str(failure)

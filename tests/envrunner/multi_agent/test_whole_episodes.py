@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from support.scripted_agents import (
     THREE,
@@ -15,7 +14,6 @@ from support.scripted_agents import (
 
 from juggler.envrunner.evaluation import play_whole_episodes
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
-from juggler.runtime.acting.actor import Acted
 
 AGENTS = ("red", "green")
 EACH = {agent: agent for agent in AGENTS}
@@ -66,22 +64,3 @@ def test_an_episode_counts_as_it_is_at_most_steps() -> None:
     assert returns[3:] == returns[:2]
     each = [of_agents[agent, agent] for agent in AGENTS]
     assert [sum(pair) for pair in zip(*each, strict=True)] == returns
-
-
-def test_actions_of_modules_that_share_a_group_are_in_the_order_of_its_agents() -> None:
-    envs = random_envs()
-    modules = modules_of(envs)
-    kinds = {slots.role.module_id: place for place, slots in enumerate(modules)}
-    assert sorted(kinds) == ["green", "red"]
-    for slots in modules:
-        constant = kinds[slots.role.module_id] + 1
-
-        def act(seen, places, first, explore, constant=constant):
-            assert not explore
-            return Acted(np.full(len(places), constant), None, None)
-
-        slots.policy.act = act
-    play_whole_episodes(envs, modules, 6, seed=0)
-    for slot, episodes in envs.log.items():
-        expected = kinds[AGENTS[slot % 2]] + 1
-        assert {action for each in episodes for action in each.actions} == {expected}

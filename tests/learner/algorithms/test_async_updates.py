@@ -33,7 +33,7 @@ class Gated(Learner):
 
     def before_gradients(self, sample: Columns) -> Columns:
         self.begun.release()
-        assert self.go_on.acquire(timeout=20)
+        assert self.go_on.acquire(timeout=60)
         return sample
 
 
@@ -76,8 +76,8 @@ def test_only_so_many_are_in_flight_and_the_next_one_waits(make_batch: MakeBatch
 
     asking = threading.Thread(target=ask)
     asking.start()
-    assert learner.begun.acquire(timeout=20)
-    deadline = time.monotonic() + 20
+    assert learner.begun.acquire(timeout=60)
+    deadline = time.monotonic() + 60
     while len(handles) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -88,8 +88,8 @@ def test_only_so_many_are_in_flight_and_the_next_one_waits(make_batch: MakeBatch
     with pytest.raises(TimeoutError):
         handles[0].result(timeout=0.01)
     learner.go_on.release(3)
-    asking.join(timeout=20)
-    assert [handle.result(timeout=20)["skipped"] for handle in handles] == [0, 0, 0]
+    asking.join(timeout=60)
+    assert [handle.result(timeout=60)["skipped"] for handle in handles] == [0, 0, 0]
     learner.close()
 
 
@@ -121,11 +121,11 @@ def test_other_calls_wait_for_what_is_in_flight(
 
     other = threading.Thread(target=calling)
     other.start()
-    assert learner.begun.acquire(timeout=20)
+    assert learner.begun.acquire(timeout=60)
     other.join(timeout=0.1)
     assert other.is_alive()
     learner.go_on.release(2)
-    other.join(timeout=20)
+    other.join(timeout=60)
     assert found[0][0]
     learner.close()
 

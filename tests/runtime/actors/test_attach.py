@@ -322,6 +322,6 @@ def test_a_worker_hears_why_it_was_let_go(world: World) -> None:
     inbox: Mailbox[Any] = Mailbox()
     world.attach(inbox=inbox)
     world.hub.dismiss(world.wait_for(WorkerJoined).worker, "sent an invalid message: é")
-    (detached,) = inbox.gather(timeout=10)
+    (detached,) = inbox.gather(timeout=60)
     assert isinstance(detached, Detached)
     assert detached.reason == "the driver dismissed this worker: sent an invalid message: é"

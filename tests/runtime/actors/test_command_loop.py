@@ -29,7 +29,7 @@ def test_a_stop_goes_before_everything_that_waits(world: World) -> None:
     def work(command_id: int, _: training_pb2.Discard) -> attach_pb2.Done:
         carried_out.append(command_id)
         first.set()
-        assert rest_sent.wait(10)
+        assert rest_sent.wait(60)
         while not loop.over():
             pass  # as a long wait of a handler does
         return attach_pb2.Done()
@@ -39,7 +39,7 @@ def test_a_stop_goes_before_everything_that_waits(world: World) -> None:
     thread = threading.Thread(target=lambda: reasons.append(loop.run()))
     thread.start()
     world.hub.send(worker, 1, training_pb2.Discard())
-    assert first.wait(10)
+    assert first.wait(60)
     world.hub.send(worker, 2, training_pb2.Discard())
     world.hub.send(worker, 3, attach_pb2.Stop())
     rest_sent.set()

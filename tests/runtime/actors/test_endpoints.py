@@ -66,7 +66,7 @@ def test_a_unix_socket_in_use_is_not_taken_over(tmp_path: Path) -> None:
         bind(second, address)
     second.stop(0).wait()
     with grpc.insecure_channel(address) as channel:
-        grpc.channel_ready_future(channel).result(timeout=5)
+        grpc.channel_ready_future(channel).result(timeout=60)
     first.stop(0).wait()
 
 
@@ -78,7 +78,7 @@ def test_a_unix_socket_that_a_killed_process_left_behind_is_replaced(tmp_path: P
     bind(server, f"unix:{path}")
     server.start()
     with grpc.insecure_channel(f"unix:{path}") as channel:
-        grpc.channel_ready_future(channel).result(timeout=5)
+        grpc.channel_ready_future(channel).result(timeout=60)
     server.stop(0).wait()
 
 

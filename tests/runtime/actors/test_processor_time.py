@@ -258,13 +258,13 @@ def test_a_hub_knows_when_it_heard_a_worker_and_how_much_memory_it_has(world: Wo
     world.start(heartbeat_seconds=0.05)
     attachment = world.attach()
     attachment.device_bytes = lambda: 123
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (vitals := world.hub.vitals()) or not vitals["worker-0"].device_bytes:
         assert time.monotonic() < deadline, vitals
         time.sleep(0.02)
     (vital,) = vitals.values()
     assert vital.device_bytes == 123
-    assert vital.seconds_silent < 5
+    assert 0 <= vital.seconds_silent < 60
     assert 0 < vital.cpu_seconds <= time.process_time()
     assert vital.resident_bytes == pytest.approx(resident_bytes(), rel=0.5)
 

@@ -1,20 +1,29 @@
-"""Workers that end are started again, until they fail too often."""
+"""Workers and other programs that end are started again, until they fail too often."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.processes import NEVER, Exits
+from support.processes import NEVER, QUICK, Exits, eventually
 
+from juggler.runtime.actors import processes
 from juggler.runtime.actors import supervisor as supervisor_module
+from juggler.runtime.actors.command_processes import CommandLine
+from juggler.runtime.actors.processes import children
 from juggler.runtime.actors.supervisor import RestartPolicy, Supervisor
 
 CRASH, KILLED = -signal.SIGSEGV, -signal.SIGKILL
@@ -217,3 +226,150 @@ def test_processes_that_end_while_their_supervisor_closes_do_not_disturb_it() ->
             life.end(KILLED)
         closing.join(60)
         assert not closing.is_alive()
+
+
+# Programs that are no workers are started, watched and ended as workers are.
+
+
+def shell(script: str, log: Path) -> CommandLine:
+    return CommandLine(["sh", "-c", script], log)
+
+
+def test_a_command_is_started_again_until_it_has_ended_too_often(tmp_path: Path) -> None:
+    exits, log = Exits(), tmp_path / "logs" / "game.log"
+    supervisor = Supervisor(exits.events)
+    supervisor.add("game-0", shell("echo early; echo loads; echo no world >&2; exit 3", log), QUICK)
+    try:
+        ends = [exits.next() for _ in range(3)]
+    finally:
+        supervisor.close(grace=0.0)
+    how = "exit code 3, its last output: early | loads | no world"
+    assert [each.how for each in ends] == [how] * 3
+    assert [each.restart_in is None for each in ends] == [False, False, True]
+    assert log.read_text() == "early\nloads\nno world\n" * 3
+
+
+def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
+    exits = Exits()
+    supervisor = Supervisor(exits.events)
+    supervisor.add("game-0", CommandLine(["/no/such/game"], tmp_path / "log"), QUICK)
+    try:
+        assert "there is no program '/no/such/game'" in exits.next().how
+    finally:
+        supervisor.close(grace=0.0)
+
+
+@pytest.mark.parametrize("end", ["killed", "closed"])
+def test_what_a_command_has_started_ends_with_it(tmp_path: Path, end: str) -> None:
+    exits, written = Exits(), tmp_path / "pid"
+    supervisor = Supervisor(exits.events)
+    script = f"sleep 1000 & echo $! > {written}; wait"
+    supervisor.add("game-0", shell(script, tmp_path / "log"), QUICK)
+    try:
+        eventually(lambda: written.exists() and written.read_text().endswith("\n"))
+        below = int(written.read_text())
+        if end == "killed":
+            os.kill(supervisor.pids()["game-0"], signal.SIGKILL)
+            assert exits.next().how.startswith("killed by SIGKILL")
+    finally:
+        supervisor.close(grace=0.0)
+    eventually(lambda: not Path(f"/proc/{below}").exists() or " Z " in _stat(below))
+
+
+def test_a_command_dies_with_the_process_that_started_it() -> None:
+    script = (
+        "import os; from juggler.runtime.actors.command_processes import CommandLine; "
+        "print(CommandLine(['sleep', '1000']).start().pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    read, write = os.pipe()
+    pid = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-c", script],
+        dict(os.environ),
+        file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)],
+    )
+    os.close(write)
+    with os.fdopen(read) as said:
+        command = int(said.readline())
+    os.waitpid(pid, 0)
+    eventually(lambda: not Path(f"/proc/{command}").exists() or " Z " in _stat(command))
+    assert command not in children(os.getpid())
+
+
+def _stat(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return " Z "
+
+
+# Processes that the surrounding program starts with multiprocessing's forkserver.
+
+
+#: As one has for its own processes, such as those of a vector of environments.
+PROGRAM_WITH_ITS_OWN = """
+    import multiprocessing, time
+    from juggler.runtime.actors.processes import WorkerProgram, cool_down, warm_up
+
+    theirs = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(60,))
+    theirs.start()
+    warm_up()
+    ours = WorkerProgram("time:sleep", 0).start("worker")
+    ours.join()
+    WorkerProgram.ended(ours)
+    cool_down()
+    theirs.join(0.5)
+    print(ours.exitcode, theirs.is_alive())
+    theirs.kill()
+"""
+
+
+#: Such as those of a DataLoader. The forkserver stays for them, and only for them.
+PROGRAM_THAT_USES_OURS = """
+    import multiprocessing, time
+    from juggler.runtime.actors import processes
+    from juggler.runtime.actors.processes import WorkerProgram, cool_down, warm_up
+
+    warm_up()
+    theirs = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(60,))
+    theirs.start()
+    ours = WorkerProgram("time:sleep", 0).start("worker")
+    ours.join()
+    WorkerProgram.ended(ours)
+    theirs.join(0.5)
+    said = [theirs.is_alive()]
+    left = WorkerProgram("time:sleep", 60).start("worker")
+    cool_down()
+    left.join(30)
+    said += [theirs.is_alive(), processes.forkserver_pid() > 0, left.exitcode]
+    WorkerProgram.ended(left)
+    theirs.kill()
+    theirs.join()
+    cool_down()
+    print(*said, processes.forkserver_pid())
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [(PROGRAM_WITH_ITS_OWN, "0 True\n"), (PROGRAM_THAT_USES_OURS, "True True True -9 0\n")],
+    ids=["a forkserver that was there before", "processes below Juggler's forkserver"],
+)
+def test_what_is_the_scripts_own_outlives_the_workers(program: str, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == said
+
+
+def test_a_process_that_another_thread_closes_meanwhile_is_nobodys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = multiprocessing.Process(target=time.sleep, args=(0,))
+    closed.close()
+    monkeypatch.setattr(multiprocessing.process, "_children", {closed})
+    assert processes._of_the_script() == set()

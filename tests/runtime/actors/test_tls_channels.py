@@ -34,7 +34,7 @@ def tls(tmp_path: Path) -> Tls:
 def server() -> Iterator[grpc.Server]:
     made = make_server(2)
     yield made
-    made.stop(0).wait(10)
+    made.stop(0).wait(60)
 
 
 def _listen(server: grpc.Server, tls: Tls | None) -> str:
@@ -108,7 +108,7 @@ def test_one_side_without_tls_is_told_which(server: grpc.Server, tls: Tls) -> No
     address = _listen(plain, None)
     with pytest.raises(EndpointError, match=r"does not speak TLS.*: pass --tls"):
         _dial(address, tls)
-    plain.stop(0).wait(10)
+    plain.stop(0).wait(60)
 
 
 def test_who_waits_for_a_driver_is_told_so_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,12 +133,12 @@ def test_a_hub_speaks_tls_to_other_hosts_and_plainly_on_its_own(tls: Tls, tmp_pa
     addresses = hub.start([f"unix:{tmp_path}/hub", "127.0.0.1:0"])
     try:
         for address in addresses:
-            contact = Contact(address, token="secret", tls=tls, timeout=10)
+            contact = Contact(address, token="secret", tls=tls, timeout=60)
             attachment = Attachment(contact, "worker", Mailbox())
-            (joined,) = events.gather(timeout=10)
+            (joined,) = events.gather(timeout=60)
             assert isinstance(joined, WorkerJoined)
             attachment.farewell("done")
-            events.gather(timeout=10)
+            events.gather(timeout=60)
     finally:
         hub.close()
 

@@ -1,4 +1,4 @@
-"""one_hot, flatten, and columns made of steps."""
+"""Connectors of observations, actions and rewards: one_hot, flatten, clip, rescale, normalize."""
 
 from __future__ import annotations
 
@@ -11,10 +11,27 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from support.random_episodes import as_tensors, fragments
+from test_contexts import in_runner
 
-from juggler.runtime.connectors.encoding import Flatten, OneHot
-from juggler.runtime.connectors.learning import NextObservations, PerEpisode, ReturnsToGo
+from juggler.runtime.acting.actor import Contexts
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.encoding import ClipActions, Flatten, OneHot, RescaleActions
+from juggler.runtime.connectors.learning import (
+    ClipRewards,
+    NextObservations,
+    NormalizeRewards,
+    PerEpisode,
+    ReturnsToGo,
+    ScaleRewards,
+)
+from juggler.runtime.connectors.mergeable_state import Moments
+from juggler.runtime.connectors.pipelines import (
+    build_env_to_module,
+    build_learner_pipeline,
+    build_module_to_env,
+)
 from juggler.runtime.wire.structures import OutsideSpace
 
 ACTED = spaces.Discrete(2)
@@ -208,3 +225,192 @@ class OneStepTooFew(PerEpisode):
 def test_an_episode_must_keep_its_length() -> None:
     with pytest.raises(ValueError, match="returned 'rewards'"):
         OneStepTooFew(OBSERVED, ACTED)(columns())
+
+
+# clip_actions and rescale_actions, and the pipeline that they stand in.
+
+
+ANYTHING = spaces.Box(-1, 1, (3,), np.float32)
+BOX = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 10], np.float32))
+
+
+def pipeline(action_space, *pieces):
+    config = ConnectorsConfig(module_to_env=list(pieces))
+    return build_module_to_env(config, ANYTHING, action_space)
+
+
+def test_actions_beyond_the_bounds_become_the_bounds() -> None:
+    actions = np.array([[-3, 5], [1, 11]], np.float32)
+    assert ClipActions(ANYTHING, BOX)(actions).tolist() == [[-2, 5], [1, 10]]
+    assert actions.tolist() == [[-3, 5], [1, 11]]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Discrete(3), spaces.MultiBinary(2), spaces.Box(-np.inf, np.inf, (2,), np.float32)],
+)
+def test_where_nothing_is_bounded_the_default_pipeline_is_empty(space) -> None:
+    assert ClipActions(ANYTHING, space).idle
+    actions = np.array([1])
+    assert pipeline(space)(actions) is actions
+    assert pipeline(space).action_space == space
+
+
+@given(
+    arrays.arrays(np.float64, (3,), elements=st.floats(-1e6, 1e6)),
+    arrays.arrays(np.float64, (3,), elements=st.floats(0.001, 1e6)),
+    arrays.arrays(np.float32, (2, 3), elements=st.floats(-3, 3, width=32)),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_rescaled_actions_lie_where_the_policy_put_them_between_the_bounds(
+    low, width, actions, dtype
+) -> None:
+    low, high = low.astype(dtype), (low + width).astype(dtype)
+    space = spaces.Box(low, high, dtype=dtype)
+    rescale = RescaleActions(ANYTHING, space)
+    assert rescale.action_space == spaces.Box(-1, 1, (3,), dtype)
+    sent = rescale(actions)
+    exact = low.astype(np.float64), high.astype(np.float64), actions.astype(np.float64)
+    expected = exact[0] + (np.clip(exact[2], -1, 1) + 1) / 2 * (exact[1] - exact[0])
+    tolerance = 1e-5 if dtype is np.float32 else 1e-9
+    np.testing.assert_allclose(sent, expected, rtol=tolerance, atol=tolerance * 1e6)
+    for action in sent:
+        assert space.contains(action)
+
+
+def test_numbers_without_two_finite_bounds_are_not_rescaled() -> None:
+    low, high = np.array([-np.inf, 0, 2]), np.array([1, np.inf, 4])
+    space = spaces.Box(low.astype(np.float32), high.astype(np.float32))
+    rescale = RescaleActions(ANYTHING, space)
+    assert rescale.action_space.low.tolist() == [-np.inf, 0, -1]
+    assert rescale.action_space.high.tolist() == [1, np.inf, 1]
+    assert rescale(np.array([[-7, 7, 0.5], [3, -3, 0]])).tolist() == [[-7, 7, 3.5], [1, 0, 3]]
+
+
+def test_the_policy_acts_in_what_the_first_piece_takes() -> None:
+    for pieces in (["rescale_actions"], [{"use": "rescale_actions", "first": True}]):
+        built = pipeline(BOX, *pieces)
+        assert built.action_space == spaces.Box(-1, 1, (2,), np.float32)
+        assert built(np.array([[9, 0], [-9, 1]], np.float32)).tolist() == [[2, 5], [-2, 10]]
+
+
+def test_trees_of_actions_are_clipped_and_rescaled_leaf_by_leaf() -> None:
+    space = spaces.Dict({"push": BOX, "turn": spaces.Tuple([spaces.Discrete(3), BOX])})
+    built = pipeline(space, "rescale_actions")
+    assert built.action_space["push"] == built.action_space["turn"][1]
+    turn = np.array([2])
+    sent = built({"push": np.array([[3.0, 0]]), "turn": {"0": turn, "1": np.array([[0, -4.0]])}})
+    assert sent["push"].tolist() == [[2, 5]]
+    assert sent["turn"][0] is turn  # as Gymnasium has it
+    assert sent["turn"][1].tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_the_environment_gets_actions_in_its_own_dtypes(clip: bool) -> None:
+    space = spaces.Dict(
+        {
+            "many": spaces.MultiDiscrete([3, 2], np.uint8),
+            "free": spaces.Box(-np.inf, np.inf, (2,), np.float64),
+            "half": spaces.Box(-1, 1, (), np.float16),
+            "bits": spaces.MultiBinary(2),
+        }
+    )
+    config = ConnectorsConfig(module_to_env=[] if clip else [{"remove": "clip_actions"}])
+    pipeline = build_module_to_env(config, spaces.Discrete(2), space)
+    chosen = {
+        "many": np.array([[2, 1]]),
+        "free": np.array([[0.5, 1]], np.float32),
+        "half": np.array([0.25], np.float32),
+        "bits": np.array([[1, 0]], np.int8),
+    }
+    given = pipeline(chosen)
+    assert space.contains({key: array[0] for key, array in given.items()})
+    assert not build_module_to_env(config, spaces.Discrete(2), space["many"]).idle
+    assert chosen["many"].dtype == np.int64
+
+
+# clip_rewards, scale_rewards and normalize_rewards.
+
+
+SPACES = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
+
+
+def test_rewards_are_clipped_and_scaled_in_columns_of_their_own() -> None:
+    columns = {"rewards": torch.tensor([[3.0, -0.5, -2.0]]), "live": torch.ones(1, 3).bool()}
+    assert ClipRewards(*SPACES)(columns)["rewards"].tolist() == [[1, -0.5, -1]]
+    assert ClipRewards(*SPACES, limit=2)(columns)["rewards"].tolist() == [[2, -0.5, -2]]
+    assert ScaleRewards(*SPACES, factor=0.5)(columns)["rewards"].tolist() == [[1.5, -0.25, -1]]
+    assert columns["rewards"].tolist() == [[3, -0.5, -2]]
+
+
+@settings(max_examples=60)
+@given(
+    mode=st.sampled_from([AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]),
+    rows=st.integers(1, 3),
+    steps=st.integers(1, 6),
+    ends=st.sampled_from([0.0, 0.1, 0.5]),
+    gamma=st.sampled_from([0.0, 0.9, 1.0]),
+    seed=st.integers(0, 1 << 20),
+)
+def test_rewards_are_divided_by_the_deviation_of_all_discounted_returns_so_far(
+    mode, rows, steps, ends, gamma, seed
+) -> None:
+    config = ConnectorsConfig(learner=[{"use": "normalize_rewards", "gamma": gamma}])
+    contexts = Contexts(build_env_to_module(config, *SPACES).contexts)
+    learner = build_learner_pipeline(config, *SPACES)
+    returns = []
+    played = fragments(*SPACES, rows=rows, steps=steps, mode=mode, ends=ends, seed=seed)
+    for fragment in islice(played, 4):
+        seen, states = in_runner(contexts, fragment)
+        np.testing.assert_array_equal(seen, fragment.columns["observations"])
+        for row, pasts in enumerate(fragment.pasts):
+            for t, past in enumerate(pasts):
+                if fragment.columns["live"][row, t]:
+                    rewards = [*past.rewards, fragment.columns["rewards"][row, t]]
+                    powers = gamma ** np.arange(len(rewards))[::-1]
+                    returns.append(float(powers @ np.array(rewards)))
+        columns = as_tensors({**fragment.columns, "states": {"connectors": states}})
+        result = learner(columns)["rewards"].numpy()
+        scale = 1 / np.sqrt(np.var(returns) + 1e-8)
+        expected = np.clip(fragment.columns["rewards"] * scale, -10, 10)
+        np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-5)
+    arrays = {key: value.numpy() for key, value in learner.get_state()["normalize_rewards"].items()}
+    moments, all_of_them = Moments.from_tree(arrays), Moments.of(np.array(returns))
+    np.testing.assert_allclose(moments.mean, all_of_them.mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(moments.m2, all_of_them.m2, rtol=1e-4, atol=1e-5)
+    assert moments.count == len(returns)
+
+
+def columns_of(rewards: torch.Tensor) -> dict:
+    live = torch.ones(rewards.shape, dtype=torch.bool)
+    return {
+        "rewards": rewards,
+        "live": live,
+        "terminated": ~live,
+        "truncated": ~live,
+        "states": {"connectors": {"discounted_returns": torch.zeros(len(rewards))}},
+    }
+
+
+def test_a_normalization_goes_on_from_its_state() -> None:
+    first, second = torch.randn(2, 2, 5, generator=torch.Generator().manual_seed(0))
+    one, other = NormalizeRewards(*SPACES), NormalizeRewards(*SPACES)
+    one(columns_of(first))
+    other.set_state(one.get_state())
+    expected = one(columns_of(second))["rewards"]
+    assert torch.equal(other(columns_of(second))["rewards"], expected)
+    assert not torch.equal(NormalizeRewards(*SPACES)(columns_of(second))["rewards"], expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ClipRewards(*SPACES, limit=0),
+        lambda: ScaleRewards(*SPACES, factor=float("inf")),
+        lambda: NormalizeRewards(*SPACES, gamma=1.5),
+        lambda: NormalizeRewards(*SPACES, epsilon=0),
+    ],
+)
+def test_options_out_of_range_are_refused(make) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        make()

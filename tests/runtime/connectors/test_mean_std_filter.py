@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from fractions import Fraction
-
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -159,53 +156,7 @@ def test_options_out_of_range_are_refused(options) -> None:
         MeanStdFilter(VECTOR, ACTED, **options)
 
 
-# Moments, and states of connectors made of them: merging, checking, travelling.
-
-
-EPS = np.finfo(np.float64).eps
-
-
-def exact(samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and sum of squared deviations, without any rounding before the end."""
-    means, m2s = [], []
-    for column in samples.astype(np.float64).T:
-        numbers = [Fraction(float(x)) for x in column]
-        mean = sum(numbers) / len(numbers)
-        means.append(float(mean))
-        m2s.append(float(sum((x - mean) ** 2 for x in numbers)))
-    return np.array(means), np.array(m2s)
-
-
-@settings(max_examples=100)
-@given(
-    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=6),
-    mean=st.sampled_from([0.0, 1.0, -1e3, 1e8]),
-    deviation=st.sampled_from([0.0, 1e-3, 1.0, 1e4]),
-    seed=st.integers(0, 1 << 20),
-    from_right=st.booleans(),
-)
-def test_merged_moments_are_those_of_everything(sizes, mean, deviation, seed, from_right) -> None:
-    rng = np.random.default_rng(seed)
-    parts = [mean + deviation * rng.standard_normal((size, 2)) for size in sizes]
-    moments = [Moments.of(part) for part in parts]
-    merged = (
-        functools.reduce(lambda right, left: left.merged(right), reversed(moments))
-        if from_right
-        else functools.reduce(Moments.merged, moments)
-    )
-    everything = np.concatenate(parts)
-    assert merged.count == len(everything)
-    if not len(everything):
-        return
-    means, m2s = exact(everything)
-    np.testing.assert_allclose(merged.mean, means, rtol=1e-14, atol=1e-14 * max(deviation, 1))
-    # Each mean is rounded to an ulp of itself, and that is as far as a deviation may be off.
-    ulp = 4 * EPS * max(abs(mean), deviation)
-    tolerance = len(everything) * (1e-12 * deviation**2 + 2 * ulp * deviation + ulp**2)
-    np.testing.assert_allclose(merged.m2, m2s, rtol=1e-12, atol=tolerance)
-
-
-# -- states -------------------------------------------------------------------------------------
+# States of connectors, made of moments: merging, checking, travelling.
 
 
 def state_of(*samples: list[float], name: str = "filter") -> dict:

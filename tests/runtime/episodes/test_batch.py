@@ -1,4 +1,4 @@
-"""EpisodeBatch: what a tree from the network must be."""
+"""EpisodeBatch, from the network and from columns, and versions of weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from support.episode_views import episodes_of
 from support.random_episodes import FIRST_HALF, SECOND_HALF, column_with, columns
 
-from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.batch import EpisodeBatch, batch_of_columns
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
@@ -195,3 +196,134 @@ def test_two_final_observations_of_one_step_do_not_stand_for_two_steps() -> None
 
 def test_a_segment_that_began_before_its_episode_is_refused() -> None:
     assert "segment_offsets" in _refusal(**column_with("segment_offsets", (0,), -1))
+
+
+# EpisodeBatch, where observations, actions and states are trees of arrays.
+
+
+def _tree_columns(**changed: Any) -> dict[str, Any]:
+    """The usual batch with its observations [r, t] in a Dict and a Tuple, and a state."""
+    return {
+        **columns(),
+        **{name: _split(columns()[name]) for name in columns() if name.endswith("observations")},
+        "actions": {"0": columns()["actions"]},
+        "states": {"module": {"h": np.ones((4, 8), np.float32)}, "connectors": {"stack": {}}},
+        **changed,
+    }
+
+
+def _split(array: Any) -> dict[str, Any]:
+    return {"row": array[..., 0], "more": {"0": array[..., 1:]}}
+
+
+def _tree_refusal(**changed: Any) -> str:
+    with pytest.raises(WireError) as refused:
+        EpisodeBatch.from_tree(_tree_columns(**changed))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"observations": {}}, "column 'observations' holds no array"),
+        ({"actions": {"0": columns()["actions"], "1": {}}}, "column 'actions/1' holds no array"),
+        ({"actions": {"0": columns()["actions"][:, :3]}}, "'actions/0' has shape (4, 3)"),
+        ({"last_observations": {"row": np.zeros(4, np.float32)}}, "has an array at 'more/0'"),
+        ({"final_observations": np.zeros((2, 2), np.float32)}, "has an array at the root"),
+        (
+            {"last_observations": _split(columns()["last_observations"].astype(np.float64))},
+            "'last_observations/row' must be",
+        ),
+        (
+            {"final_observations": {"row": np.zeros((2, 1), np.float32), "more": {}}},
+            "column 'final_observations/more'",
+        ),
+        ({"states": np.zeros(4)}, "column 'states' must be a branch"),
+        ({"states": {"module": {"h": np.zeros((3, 8))}}}, "'states/module/h' has shape"),
+        ({"states": {"module": np.zeros(())}}, "'states/module' has shape ()"),
+    ],
+)
+def test_what_is_wrong_within_a_tree_is_named(changed: dict[str, Any], message: str) -> None:
+    assert message in _tree_refusal(**changed)
+
+
+# A batch of episodes from columns that somebody has put together.
+
+
+SEGMENTS = ("segment_rows", "segment_starts", "segment_lengths", "segment_offsets")
+
+
+def without(*names: str, **changed: Any) -> dict[str, Any]:
+    return {name: x for name, x in columns(**changed).items() if name not in names}
+
+
+def test_they_are_the_batch_that_they_were_taken_from() -> None:
+    batch = EpisodeBatch.from_tree(columns())
+    found = batch_of_columns({**columns(), "of my own": np.zeros(3)})
+    for name, column in batch.to_tree().items():
+        np.testing.assert_array_equal(getattr(found, name), column, err_msg=name)
+
+
+def test_segments_follow_from_where_episodes_end() -> None:
+    # Row 3 is one stretch: that the weights changed in its middle is in the labels alone.
+    found = batch_of_columns(without(*SEGMENTS, "states"))
+    assert found.segment_rows.tolist() == [0, 0, 1, 2, 3]
+    assert found.segment_starts.tolist() == [0, 2, 0, 0, 0]
+    assert found.segment_lengths.tolist() == [2, 2, 3, 4, 4]
+
+
+def test_where_nothing_is_truncated_final_observations_may_be_left_out() -> None:
+    nothing = np.zeros((4, 4), np.bool_)
+    finals = ("final_observations", "final_rows", "final_steps")
+    found = batch_of_columns(without(*finals, *SEGMENTS, truncated=nothing))
+    assert found.final_observations.shape == (0, 2)  # type: ignore[union-attr]
+    with pytest.raises(WireError, match="truncated"):
+        batch_of_columns(without(*finals))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (without("live"), "there is no column 'live': bool"),
+        (without("final_rows"), "no column 'final_rows', which goes with"),
+        (without("segment_offsets"), "no column 'segment_offsets'"),
+        (columns(rewards=np.zeros((4, 4))), "'rewards'? must be float32, not float64"),
+        (columns(action_logp=np.zeros((4, 3), np.float32)), r"action_logp.* \(4, 3\), expected"),
+        (columns(actions=np.zeros(4)), r"actions.* has shape \(4,\)"),
+        (columns(final_rows=np.zeros(2, np.float32)), "'final_rows' must be an array of integers"),
+        (columns(final_steps=np.array([1, -3])), "'final_steps' holds an index that"),
+        (without(*SEGMENTS, live=np.ones((4, 4))), r"'live' must be bool \[N, T\]"),
+        (without(*SEGMENTS, truncated=np.ones((4, 3), bool)), r"'truncated' has shape \(4, 3\)"),
+        ({}, "there is no column"),
+        ([columns()], "columns must be by name, not a list"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_what_is_expected(given: Any, words: str) -> None:
+    with pytest.raises(WireError, match=f"left: .*{words}") as wrong:
+        batch_of_columns(given, "left")
+    assert "\n" not in str(wrong.value)
+
+
+def test_a_module_with_a_state_needs_its_segments() -> None:
+    states = {"module": {"h": np.zeros((4, 2), np.float32)}}
+    for keys, given in (
+        ({"remembers": True}, without(*SEGMENTS)),
+        ({}, without(*SEGMENTS, states=states)),
+    ):
+        with pytest.raises(WireError, match="segments"):
+            batch_of_columns(given, **keys)
+
+
+# Versions of weights.
+
+
+def test_the_version_of_a_run_grows_though_a_module_goes_back_to_an_earlier_update() -> None:
+    before = Version.of_run([Version(1, 50), Version(1, 90)])
+    after = Version.of_run([Version(1, 50), Version(2, 40)])
+    assert before == Version(2, 140)
+    assert after == Version(3, 90)
+    assert before < after
+
+
+def test_the_version_of_a_run_with_one_module_is_that_of_the_module() -> None:
+    assert Version.of_run([Version(3, 7)]) == Version(3, 7)
