@@ -196,10 +196,12 @@ def _league(given: Arguments) -> int:
     parts = [win_rate_lines(players, payoffs, rows, columns)]
     if payoffs.kinds:
         parts.append(kind_lines(payoffs))
+    print("\n\n".join("\n".join(lines) for lines in parts))
     # Players whose weights were deleted have results, and cannot play.
     if given.exploitability:
-        parts.append(_exploitability_lines(_available(players, checkpoint), checkpoint, config))
-    print("\n\n".join("\n".join(lines) for lines in parts))
+        print()
+        lines = _exploitability_lines(_available(players, checkpoint), checkpoint, config)
+        print("\n".join(lines))
     if given.picture:
         try:
             print(f"picture: {_draw(players, payoffs, run_of(where), Path(given.picture))}")

@@ -55,7 +55,7 @@ class RunEnd:
 
     def solved_after_all(self) -> None:
         """Mark the run as solved, by an evaluation after the last step."""
-        self.reason = "solved"
+        self.reason, self.failure = "solved", ""
         self.solved_at = self._clock.now().wall
 
 

@@ -471,7 +471,8 @@ class EngineRun(ABC):
             with self.torn_down():
                 yield
         except OSError as error:
-            raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from error
+            where, why = error.filename or self._launch.directory, error.strerror or error
+            raise LaunchError(f"cannot write {where}: {why}") from error
 
     @contextmanager
     def torn_down(self) -> Iterator[None]:

@@ -93,6 +93,34 @@ def test_the_last_updates_metrics_are_read_and_fail_a_run_that_cannot_improve(
     assert world.parts.end.reason == reason
 
 
+def test_the_last_checkpoint_of_a_synchronous_run_waits_for_no_turn(tmp_path: Path) -> None:
+    """A turn that the end cuts short is played again: nothing of it counts."""
+    world = synchronous(tmp_path / "checkpoints")
+    world.meet()
+    play_a_round(world)
+    assert world.parts.commands.pool.has_in_flight(training_pb2.SampleRequest)
+    answered = [command_id for command_id, _ in world.asked(world.learner, training_pb2.Update)]
+    snapshots: list[int] = []
+
+    def answer() -> None:
+        for command_id, asked in world.asked(world.learner, training_pb2.Update):
+            if command_id not in answered:
+                answered.append(command_id)
+                version = {"generation": 1, "update": 1}
+                world.reply(world.learner, command_id, training_pb2.UpdateDone(version=version))
+                assert asked.metrics_only
+        for command_id, _ in world.asked(world.learner, training_pb2.Snapshot):
+            if command_id not in snapshots:
+                snapshots.append(command_id)
+                answer_the_snapshot(world)
+
+    episodes = world.parts.metrics.episodes
+    wind_down(world, "interrupted", answer)
+    assert len(snapshots) == 1
+    assert world.snapshots.writing, "all of the learner's state has come"
+    assert world.parts.metrics.episodes == episodes
+
+
 @pytest.mark.parametrize(
     ("reason", "way_out"),
     [

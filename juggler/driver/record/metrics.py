@@ -229,11 +229,24 @@ class Metrics(Episodes):
         self._staleness_lately.observe(staleness)
 
     def updated(
-        self, worker_id: str, module_id: str, modules: Mapping[str, Mapping[str, float]]
+        self,
+        worker_id: str,
+        module_id: str,
+        modules: Mapping[str, Mapping[str, float]],
+        *,
+        keep: bool = False,
     ) -> None:
-        """Store a learner's metrics of its newest updates of a module."""
+        """Store a learner's metrics of its newest updates of a module.
+
+        Args:
+            worker_id: the learner.
+            module_id: the module.
+            modules: metrics by module.
+            keep: earlier numbers that are not among these stay.
+        """
         if modules:
-            reported = {key: dict(values) for key, values in modules.items()}
+            before = self.modules.get((worker_id, module_id), {}) if keep else {}
+            reported = {key: {**before.get(key, {}), **modules[key]} for key in modules}
             self.modules[worker_id, module_id] = reported
 
     def replayed(self, worker_id: str, module_id: str, books: Mapping[str, float]) -> None:

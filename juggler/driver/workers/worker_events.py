@@ -299,11 +299,22 @@ class LearnerEvents:
         parts.metrics.workers.trained(worker_id, steps, version)
         if parts.league:
             parts.league.trained(module_id, steps)
-        parts.metrics.workers.spent(worker_id, done.seconds)
         parts.metrics.updated(worker_id, module_id, metrics)
-        parts.metrics.replayed(worker_id, module_id, done.replay)
+        self._measured(worker, done)
+
+    def last_metrics(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
+        """Store the metrics of updates that earlier answers did not have."""
+        metrics = {key: each.values for key, each in done.metrics.items()}
+        # Numbers that are only measured at some updates stay.
+        self._parts.metrics.updated(worker.worker_id, done.module_id, metrics, keep=True)
+        self._measured(worker, done)
+
+    def _measured(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
+        metrics = self._parts.metrics
+        metrics.workers.spent(worker.worker_id, done.seconds)
+        metrics.replayed(worker.worker_id, done.module_id, done.replay)
         if done.hopeless:
-            self._hopeless(worker, module_id, done.hopeless)
+            self._hopeless(worker, done.module_id, done.hopeless)
 
     def _hopeless(self, worker: Worker, module_id: str, why: str) -> None:
         """End the run, or fail the learner if other modules train.
@@ -313,10 +324,14 @@ class LearnerEvents:
         modules, end = self._parts.core.modules, self._parts.end
         failure = f"{worker.worker_id} cannot improve {why}"
         others = {name for each in modules.values() for name in each.members}
-        if end.reached:
-            if end.reason != "solved":  # those weights are good
+        has_others = bool(others - set(modules[module_id].members))
+        if end.reached and has_others:
+            self._parts.progress.message(failure, "error")
+        elif end.reached:
+            # The weights of a solved run are good.
+            if end.reason != "solved":
                 end.failed_at(failure)
-        elif others - set(modules[module_id].members):
+        elif has_others:
             # A dismissed worker may come back with the same state, and fail in every update.
             self._parts.commands.send(worker, attach_pb2.Stop(failure=why))
         else:
@@ -419,11 +434,17 @@ class WorkerEvents:
         match request:
             case training_pb2.SampleRequest():
                 self._runners.sampled(worker, read(body, training_pb2.Receipt()))
+            case training_pb2.Update() if request.metrics_only:
+                self._learners.last_metrics(worker, read(body, training_pb2.UpdateDone()))
             case training_pb2.Update():
-                self._learners.updated(worker, read(body, training_pb2.UpdateDone()))
+                done = read(body, training_pb2.UpdateDone())
+                self._must_not_be_ahead(request.module_id, Version.of(done.version))
+                self._learners.updated(worker, done)
                 self._runners.count_episodes()
             case training_pb2.Group():
-                self._learners.formed(worker, read(body, training_pb2.GroupFormed()))
+                formed = read(body, training_pb2.GroupFormed())
+                self._must_not_be_ahead(request.module_id, Version(0, formed.update))
+                self._learners.formed(worker, formed)
             # Parts are sent one by one: each answer lets the next one go.
             case training_pb2.Restore() | training_pb2.RemovePlayer() if worker.role != LEARNER:
                 parts.frozen_parts.send_next(worker)
@@ -446,6 +467,16 @@ class WorkerEvents:
                 if request.HasField("version"):
                     parts.frozen_parts.send_next(worker)
 
+    def _must_not_be_ahead(self, module_id: str, version: Version) -> None:
+        """Reject a version that no weights can have.
+
+        Requests would wait for it forever.
+        """
+        module = self._parts.core.module(module_id)
+        newest = Version(module.generation, module.weights_version.update)
+        if version.generation > newest.generation or version.update > newest.update + 1:
+            raise ValueError(f"weights of {version}, but the newest can be one after {newest}")
+
     def _failed(self, completed: Completed, reason: str) -> None:
         """Handle a failed request; its worker usually leaves."""
         parts, worker, request = self._parts, completed.worker, completed.request
@@ -453,7 +484,7 @@ class WorkerEvents:
         match request:
             case training_pb2.SampleRequest():
                 parts.happened(events.SampleFailed(request.batch_id, *key, request.module_id))
-            case training_pb2.Update():
+            case training_pb2.Update() if not request.metrics_only:
                 failed = events.UpdateAborted(request.update_id, *key, reason, request.module_id)
                 parts.happened(failed)
             # Another learner may be asked, or a later checkpoint made.
@@ -545,6 +576,8 @@ class ReceiptOrder:
     def _comes_early(self, event: HubEvent) -> bool:
         return (
             isinstance(event, WorkerReplied)
-            and isinstance(self._pool.asked(event), training_pb2.Update)
+            and isinstance(asked := self._pool.asked(event), training_pb2.Update)
+            # At the end of a run, requests in flight may never be answered.
+            and not asked.metrics_only
             and self._pool.has_in_flight(training_pb2.SampleRequest)
         )

@@ -310,6 +310,8 @@ class HostedModule:
             if metrics := self._metrics.collect(self.learner.updates):
                 metrics |= self._clipped.metrics(batch.episodes for batch in batches)
         self._complete(done, metrics, seconds)
+        # In case the driver misses this answer.
+        self.handover.updated(done, self._updates_in_flight)
         collated = self.learner.collate_seconds - collated
         seconds["collate"] += collated
         seconds["update"] += updated - started - collated
@@ -328,7 +330,7 @@ class HostedModule:
         metrics: Mapping[str, float],
         seconds: Mapping[str, float],
     ) -> None:
-        """Complete a reply, and keep it in case the driver misses it."""
+        """Complete a reply."""
         # Also while a replay fills, before any update.
         done.replay.update(self.learner.data.books())
         if metrics:
@@ -337,7 +339,6 @@ class HostedModule:
             done.seconds.update(seconds)
         done.hopeless = self._metrics.hopeless
         done.version.CopyFrom(self.version.message())
-        self.handover.updated(done, self._updates_in_flight)
         done.steps_trained = self._steps_trained
         done.steps_dropped = self._steps_dropped
 

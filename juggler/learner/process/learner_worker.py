@@ -243,11 +243,11 @@ class LearnerWorker:
         return formed
 
     def _update(self, _: int, update: training_pb2.Update) -> training_pb2.UpdateDone:
-        self._seconds["waiting"] += time.perf_counter() - self._idle_since
-        self._seconds["receive"] = self._receiver.seconds  # in other threads
         module_id = update.module_id
         if update.metrics_only:
             return self._module(module_id).last_metrics(self._seconds)
+        self._seconds["waiting"] += time.perf_counter() - self._idle_since
+        self._seconds["receive"] = self._receiver.seconds  # in other threads
         waits = self._settings.synchronous and bool(self._shared.partners(module_id))
         done = self._module(module_id).update(update, self._seconds, publishes=not waits)
         self._shared.broadcast(module_id)

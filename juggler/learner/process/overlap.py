@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -162,10 +163,14 @@ class Publishing:
     """
 
     def __init__(self, publish: Publish, side: SideStream) -> None:
-        self._publish, self._side = publish, side
-        self._newest = deque[_Offer](maxlen=1)  # a newer version takes the place of a waiting one
+        self._publish = publish
+        self._side = side
+        self._condition = threading.Condition()
+        self._newest: _Offer | None = None
+        self._closed = False
         self._failure: BaseException | None = None
-        self._thread = ThreadPoolExecutor(1, "publishing", initializer=side.enter_thread)
+        self._thread = threading.Thread(target=self._run, name="publishing", daemon=True)
+        self._thread.start()
 
     def offer(self, version: Version, params: Params) -> None:
         """Publish weights soon; never waits.
@@ -179,22 +184,31 @@ class Publishing:
         """
         if self._failure is not None:
             raise self._failure
-        self._newest.append(_Offer(version, params, self._side.mark()))
-        self._thread.submit(self._publish_newest)
+        made = self._side.mark()
+        with self._condition:
+            self._newest = _Offer(version, params, made)
+            self._condition.notify()
 
     def close(self) -> None:
         """End the thread. Weights not yet being copied are not published."""
-        self._thread.shutdown(cancel_futures=True)
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+        self._thread.join(timeout=2)
 
-    def _publish_newest(self) -> None:
+    def _run(self) -> None:
         try:
-            offer = self._newest.popleft()
-        except IndexError:  # an earlier call has published it
-            return
-        try:
-            self._copy_and_publish(offer)
+            self._side.enter_thread()
+            while (offer := self._next()) is not None:
+                self._copy_and_publish(offer)
         except BaseException as error:
             self._failure = error
+
+    def _next(self) -> _Offer | None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._closed or self._newest is not None)
+            offer, self._newest = self._newest, None
+            return None if self._closed else offer
 
     def _copy_and_publish(self, offer: _Offer) -> None:
         with self._side.working(after=offer.made):
@@ -303,7 +317,7 @@ class PendingMetrics:
         return self._received() if there else {}
 
     def collect_all(self, update: int) -> dict[str, float]:
-        """Return means since the last result, and wait for them."""
+        """Wait for all metrics so far, and return the newest means."""
         in_transit = self._received()
         self._send(update)
         return {**in_transit, **self._received()}

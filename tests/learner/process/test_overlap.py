@@ -193,8 +193,8 @@ def test_updates_wait_for_their_samples_copies_and_not_the_other_way_round(
     assert len(on_side) == len(on_main) == 3, "a copy and an update each"
     assert device.main.waited_for == on_side
     assert all(event.stream.waited_for == [] for event in on_side)
-    threads = {name.partition("_")[0] for name in device.threads}
-    assert threads == {"MainThread", "staging"}, "pinned memory is this device's"
+    assert {"MainThread", "publishing"} < set(device.threads), "pinned memory is this device's"
+    assert any(name.startswith("staging") for name in device.threads)
 
 
 def test_the_host_gets_two_updates_ahead_of_the_device_and_no_further(
