@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for file, taken in seconds.most_common():
         if taken >= 2:
             terminalreporter.write_line(f"{taken:8.1f}  {file}")
+
+
+@pytest.fixture(autouse=True)
+def _no_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails tests of the gate that start a process: its scheduling would decide on them."""
+    if any(request.node.get_closest_marker(tier) for tier in ("slow", "long")):
+        yield
+        return
+    started: list[str] = []
+
+    def note(begin: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            started.append(repr(args[1:] or args))
+            return begin(*args, **kwargs)
+
+        return noted
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", note(subprocess.Popen.__init__))
+    monkeypatch.setattr(BaseProcess, "start", note(BaseProcess.start))
+    yield
+    assert not started, f"a test that starts a process must be marked slow: {started}"
 
 
 @pytest.fixture

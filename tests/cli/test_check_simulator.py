@@ -281,12 +281,14 @@ def test_a_simulator_that_leaves_without_a_goodbye_has_a_problem(
     assert states(checked(simulate)) == {"connection": "problem"}
 
 
+@pytest.mark.slow
 def test_a_command_that_ends_early_is_a_problem() -> None:
     found = check(Arguments(simulator="sh -c 'exit 3' {address}"), lambda text: None)
     assert doctor.status_of(found) == 1
     assert "status 3" in found[-1].said
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_after_some_steps_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "game.py").write_text(
         "import sys\n"
@@ -313,6 +315,7 @@ def test_a_check_needs_steps_and_time(given: dict[str, Any]) -> None:
         check(Arguments(simulator="127.0.0.1:0", **given), print)
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_check_and_its_command_at_once(tmp_path: Path) -> None:
     written = tmp_path / "pid"
 
@@ -328,6 +331,7 @@ def test_a_signal_ends_the_check_and_its_command_at_once(tmp_path: Path) -> None
         os.kill(int(written.read_text()), 0)
 
 
+@pytest.mark.slow
 def test_a_command_that_never_dials_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_simulator, "_END_SECONDS", 0.1)
     command = "sh -c 'exec sleep 100' {address}"

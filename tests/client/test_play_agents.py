@@ -273,6 +273,7 @@ def serve(address: str) -> None:
         threading.Event().wait()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_workers")
 def test_play_goes_on_with_the_gateway_that_takes_the_place_of_a_dead_one() -> None:
     address = free_address()

@@ -330,6 +330,7 @@ def test_what_a_run_imports_starts_nothing(script: str, tmp_path: Path) -> None:
     assert [path.suffix for path in tmp_path.iterdir() if path.name != "__pycache__"] == [".py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ['juggler.train(env="{}:Own")'], indirect=True)
 def test_a_run_of_a_script_without_a_guard_is_told_before_it_begins(
     script: str, tmp_path: Path

@@ -26,6 +26,7 @@ def test_every_example_is_tried() -> None:
     assert {path.stem for path in EXAMPLES.iterdir()} == set(EXPECTED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_its_environments_are_made_and_stepped(name: str) -> None:
     if name in NEEDS:

@@ -80,6 +80,7 @@ def heard(world: AgentsWorld, words: str) -> str:
     return note
 
 
+@pytest.mark.slow
 def test_copies_play_and_one_that_is_killed_is_started_again(
     make_world: Callable[..., AgentsWorld], command: str
 ) -> None:
@@ -110,6 +111,7 @@ def test_copies_play_and_one_that_is_killed_is_started_again(
     assert not any(Path(f"/proc/{pid}").exists() for pid in after.values())
 
 
+@pytest.mark.slow
 def test_a_copy_that_owes_a_message_hangs_and_one_that_waits_for_an_answer_does_not(
     make_world: Callable[..., AgentsWorld], command: str
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_copy_that_owes_a_message_hangs_and_one_that_waits_for_an_answer_does_
     heard(world, "has the simulator at")
 
 
+@pytest.mark.slow
 def test_copies_may_leave_by_themselves_when_the_run_ends(
     make_world: Callable[..., AgentsWorld], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +145,7 @@ def test_copies_may_leave_by_themselves_when_the_run_ends(
     assert (tmp_path / "left").read_text() == "ENDED"
 
 
+@pytest.mark.slow
 def test_a_copy_that_ends_with_the_run_is_neither_reported_nor_started_again() -> None:
     lines: list[str] = []
     command = "sh -c 'exec sleep 100' {address}"
@@ -157,6 +161,7 @@ def test_a_copy_that_ends_with_the_run_is_neither_reported_nor_started_again() -
     assert not started.restarts
 
 
+@pytest.mark.slow
 def test_one_that_keeps_ending_before_its_first_step_is_an_error(tmp_path: Path) -> None:
     failures: SimpleQueue[BaseException] = SimpleQueue()
     started = Simulators(
@@ -186,6 +191,7 @@ def test_one_that_keeps_ending_before_its_first_step_is_an_error(tmp_path: Path)
         assert line.endswith(f"Starting it again (start {number})")
 
 
+@pytest.mark.slow
 def test_a_copy_that_ends_right_after_a_few_steps_is_started_again_and_again(
     make_world: Callable[..., AgentsWorld], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +215,7 @@ with connect_agents(sys.argv[1], {"one": (box([2]), discrete(3))}) as session:
 """
 
 
+@pytest.mark.slow
 def test_copies_play_whole_episodes_with_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "game.py").write_text(PAYS)
     command = f"{sys.executable} {tmp_path / 'game.py'} {{address}}"

@@ -51,6 +51,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_stubs_for_go_are_packages_of_the_module_that_the_command_makes(tmp_path: Path) -> None:
     (block,) = [
         each for each in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.S | re.M) if "go" in each

@@ -126,6 +126,7 @@ def test_an_engine_that_gives_no_answer_while_it_removes_a_run_is_asked_again(
         following.wait_until_removed(there, "the engine")
 
 
+@pytest.mark.slow
 def test_what_a_command_of_an_engine_says_is_told() -> None:
     assert ask("echo", "-n", "text", advice="") == "text"
     with pytest.raises(NoAnswer, match=r"`ls /none` failed: .*No such file"):

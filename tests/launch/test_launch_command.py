@@ -109,6 +109,7 @@ def test_a_mistake_is_told_before_anything_starts(
     assert [path.name for path in hosts.parent.iterdir()] == ["hosts.toml"]
 
 
+@pytest.mark.slow
 def test_a_host_without_slurm_is_told(
     hosts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,6 +105,7 @@ def _launched(*options: str) -> int:
     return launch.run(["kubernetes", "cartpole", "--run-dir", "run", *options])
 
 
+@pytest.mark.slow
 def test_a_run_that_reaches_its_goal_is_shown_and_taken_down(
     kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_run_that_reaches_its_goal_is_shown_and_taken_down(
     assert set(deleted[3].split(",")) == kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("exit_code", "status"), [(1, 1), (2, 2), (137, 1)])
 def test_a_run_that_fails_has_the_exit_status_of_its_driver(
     kubectl: Kubectl, exit_code: int, status: int
@@ -142,6 +144,7 @@ def test_a_run_that_fails_has_the_exit_status_of_its_driver(
     assert kubectl.changes == ["apply", "delete"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_suspends_the_job_and_waits_for_its_pod(
     kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,6 +157,7 @@ def test_ctrl_c_suspends_the_job_and_waits_for_its_pod(
     assert "ending the run" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_driver_that_has_no_pod_for_a_while_is_told(
     kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,6 +173,7 @@ def test_a_driver_that_has_no_pod_for_a_while_is_told(
     ]
 
 
+@pytest.mark.slow
 def test_what_a_driver_has_printed_is_shown_once_though_the_pod_after_it_is_removed(
     kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +184,7 @@ def test_what_a_driver_has_printed_is_shown_once_though_the_pod_after_it_is_remo
     assert capfd.readouterr().out == "a line of pod-1\na line of pod-2\n"
 
 
+@pytest.mark.slow
 def test_a_run_of_which_nobody_waits_for_the_end_is_scaled_and_not_launched_again(
     kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +205,7 @@ def test_a_run_of_which_nobody_waits_for_the_end_is_scaled_and_not_launched_agai
     assert kubectl.changes == ["apply", "scale", "scale", "scale"]
 
 
+@pytest.mark.slow
 def test_what_the_cluster_refuses_is_told_and_leaves_nothing(
     kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +215,7 @@ def test_what_the_cluster_refuses_is_told_and_leaves_nothing(
     assert kubectl.changes == ["apply", "delete"]
 
 
+@pytest.mark.slow
 def test_a_run_that_somebody_removes_is_told(
     kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,6 +225,7 @@ def test_a_run_that_somebody_removes_is_told(
     assert kubectl.changes == ["apply", "delete"]
 
 
+@pytest.mark.slow
 def test_simulators_are_told_where_to_dial_and_the_certificate_has_that_name(
     kubectl: Kubectl, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from juggler.launch.engine import ROLES, Launch
 from juggler.launch.slurm import SlurmRun
 
 
+@pytest.mark.slow
 def test_each_character_is_shown_once_and_nothing_of_the_launch_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

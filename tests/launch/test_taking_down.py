@@ -23,6 +23,7 @@ from juggler.launch.ssh import Host, Hosts, SshRun, shared_out
 from juggler.runtime.actors.supervisor import RestartPolicy
 
 
+@pytest.mark.slow
 def test_a_further_signal_cuts_short_the_wait_for_workers_that_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +159,7 @@ def looked(run: SshRun, said: list[str]) -> int:
     return len(said)
 
 
+@pytest.mark.slow
 def test_what_fails_is_started_again_and_its_last_line_is_told(
     tmp_path: Path, said: list[str], run: SshRun
 ) -> None:
@@ -171,6 +173,7 @@ def test_what_fails_is_started_again_and_its_last_line_is_told(
     assert log.read_text().startswith("first\nno driver\n")
 
 
+@pytest.mark.slow
 def test_what_ends_in_order_stays_down(tmp_path: Path, said: list[str], run: SshRun) -> None:
     runs = tmp_path / "runs"
     run._start("a worker", ["sh", "-c", f"echo run >> {runs}"])
@@ -181,6 +184,7 @@ def test_what_ends_in_order_stays_down(tmp_path: Path, said: list[str], run: Ssh
     assert not run._workers.pids()
 
 
+@pytest.mark.slow
 def test_a_command_that_is_not_there_is_told(said: list[str], run: SshRun) -> None:
     run._start("a worker", ["/no/such/command"])
     soon(lambda: looked(run, said), "it is told")

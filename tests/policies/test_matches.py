@@ -300,6 +300,7 @@ def brightness(video: Path) -> list[float]:
     return [float(np.frombuffer(frame, np.uint8).mean()) for frame in frames]
 
 
+@pytest.mark.slow
 def test_each_episode_of_several_agents_is_a_video_of_all_its_steps(
     checkpoint_of_game_videos: Path, tmp_path: Path
 ) -> None:
@@ -319,6 +320,7 @@ def test_each_episode_of_several_agents_is_a_video_of_all_its_steps(
     assert played.returns == juggler.evaluate(checkpoint_of_game_videos, episodes=3).returns
 
 
+@pytest.mark.slow
 def test_each_match_is_a_video(
     checkpoint_of_game_videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,6 +339,7 @@ def test_each_match_is_a_video(
     assert f"video: {tmp_path / 'others'}/match-0.mp4, and 1 more" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_move_of_one_agent_is_a_frame(checkpoint_of_game_videos: Path, tmp_path: Path) -> None:
     """And that an agent takes its leave is none."""
     pytest.importorskip("pettingzoo")

@@ -43,6 +43,7 @@ def critics_inputs(state: Any) -> int:
     return int(state["parameters"][first].shape[1])
 
 
+@pytest.mark.slow
 def test_its_policy_acts_with_what_its_agent_sees(trained: juggler.Result, tmp_path: Path) -> None:
     policy = juggler.load_policy(trained.run_dir)
     action, _ = policy.act(np.ones(1, np.float32))

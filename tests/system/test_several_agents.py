@@ -27,6 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> juggler.Result:
     return juggler.train(**RUN, stop_steps=2000, run_dir=str(run_dir))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_workers")
 def test_modules_with_different_algorithms_learn_side_by_side(trained: juggler.Result) -> None:
     assert trained.checkpoint is not None

@@ -86,6 +86,7 @@ def flatten_equal(one: Any, other: Any) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_what_modules_cannot_share_is_said_before_the_run_has_a_directory(tmp_path: Path) -> None:
     run_dir = str(tmp_path / "run")
     error = r"shared: 'encodr\.\*' matches no parameter of module 'row'"

@@ -17,6 +17,7 @@ from support.learner_groups import LEARNERS, MODEL, PATIENCE, SPACES, alone, sam
 import juggler
 
 
+@pytest.mark.slow
 def test_what_a_module_cannot_begin_with_is_said_and_it_is_not_there(
     group: juggler.LearnerGroup,
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_module_that_cannot_update_tells_its_handle_alone(
     assert group.update_from_episodes({"main": [make_batch()], "short": [make_batch()]})
 
 
+@pytest.mark.slow
 def test_a_killed_shard_comes_back_with_what_is_known_of_its_modules(
     group: juggler.LearnerGroup, make_batch: MakeBatch, gate: Path
 ) -> None:
@@ -94,6 +96,7 @@ def test_a_killed_shard_comes_back_with_what_is_known_of_its_modules(
     same(group.get_weights(["target"])["target"], learner.get_weights())
 
 
+@pytest.mark.slow
 def test_a_group_that_cannot_start_leaves_no_process_and_another_one_alone(
     group: juggler.LearnerGroup,
 ) -> None:
@@ -154,6 +157,7 @@ def test_what_makes_no_sense_is_refused(group: juggler.LearnerGroup, make_batch:
 # Learner groups of which each test makes its own.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_forkserver")
 @pytest.mark.parametrize(
     ("keys", "message"),

@@ -18,6 +18,7 @@ from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.trees import flatten
 
 
+@pytest.mark.slow
 def test_each_learns_what_it_would_learn_alone(
     group: juggler.LearnerGroup, make_batch: MakeBatch
 ) -> None:

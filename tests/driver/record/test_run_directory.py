@@ -217,6 +217,7 @@ def test_a_directory_that_cannot_be_made_is_told_before_all_else(
             must_be_free(path)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_is_told_before_all_else_and_nothing_is_left_there(
     tmp_path: Path,
 ) -> None:

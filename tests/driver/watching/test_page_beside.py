@@ -108,6 +108,7 @@ while True:
     soon(lambda: not page.is_running() or page.status() == psutil.STATUS_ZOMBIE, "it ends")
 
 
+@pytest.mark.slow
 def test_where_no_process_can_be_started_people_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -399,6 +399,7 @@ def test_developers_have_the_packages_of_every_extra_with_environments() -> None
         assert extras[extra] <= extras["dev"], extra
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "package", "extra"),
     [

@@ -73,6 +73,7 @@ def _rows(tree: Any, rows: int) -> Any:
     return tree.expand(rows, *tree.shape).detach().numpy().copy()
 
 
+@pytest.mark.slow
 def test_a_compiled_pass_is_used_and_learns_the_same_from_however_many_rows(
     make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_compiled_pass_is_used_and_learns_the_same_from_however_many_rows(
         torch.testing.assert_close(compiled.get_params()[name], x, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_population_is_not_compiled() -> None:
     with pytest.raises(ValueError, match="compile = true: nothing is"):
         Population(make_core(compile=True), size=2)

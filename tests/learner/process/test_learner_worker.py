@@ -625,6 +625,7 @@ def test_a_learner_without_a_replay_has_nothing_to_say_of_one(
 # The books of a learner with a replay, when another one of its group is killed in an update.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_workers")
 @pytest.mark.parametrize(
     ("dies_at", "saved", "dropped", "kept"),

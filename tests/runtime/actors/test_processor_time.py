@@ -135,11 +135,13 @@ print(json.dumps([resource.getrlimit(resource.RLIMIT_NOFILE), handed_down]))
 """
 
 
+@pytest.mark.slow
 def test_the_soft_limit_is_raised_to_the_hard_one_here_and_in_children() -> None:
     said = subprocess.check_output([sys.executable, "-c", SCRIPT], timeout=60)
     assert json.loads(said) == [[256, 256], 256]
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_too_low_is_named() -> None:
     program = """
 import resource
@@ -158,6 +160,7 @@ except ValueError as error:
 # Processes that must not outlive another one are watched, and killed.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_function", [True, False])
 def test_a_descriptor_of_a_process_is_readable_once_it_has_ended(
     has_function: bool, monkeypatch: pytest.MonkeyPatch
@@ -177,6 +180,7 @@ def test_a_descriptor_of_a_process_is_readable_once_it_has_ended(
         process_descriptor(process.pid)
 
 
+@pytest.mark.slow
 def test_a_child_that_is_claimed_a_little_after_it_exists_lives() -> None:
     program = ["sh", "-c", "sleep 60 & echo $!; sleep 60 & echo $!; wait"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as parent:
@@ -216,6 +220,7 @@ for _ in range(5):
 """
 
 
+@pytest.mark.slow
 def test_what_is_forked_has_no_threads_of_grpc(run_python: Callable[..., str]) -> None:
     assert run_python("-c", PROGRAM).split() == ["1"] * 5
 

@@ -235,6 +235,7 @@ def shell(script: str, log: Path) -> CommandLine:
     return CommandLine(["sh", "-c", script], log)
 
 
+@pytest.mark.slow
 def test_a_command_is_started_again_until_it_has_ended_too_often(tmp_path: Path) -> None:
     exits, log = Exits(), tmp_path / "logs" / "game.log"
     supervisor = Supervisor(exits.events)
@@ -259,6 +260,7 @@ def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
         supervisor.close(grace=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["killed", "closed"])
 def test_what_a_command_has_started_ends_with_it(tmp_path: Path, end: str) -> None:
     exits, written = Exits(), tmp_path / "pid"
@@ -350,6 +352,7 @@ PROGRAM_THAT_USES_OURS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "said"),
     [(PROGRAM_WITH_ITS_OWN, "0 True\n"), (PROGRAM_THAT_USES_OURS, "True True True -9 0\n")],

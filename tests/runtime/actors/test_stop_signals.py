@@ -32,6 +32,7 @@ def _prints(program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", _WAYS)
 def test_programs_and_pools_that_an_environment_starts_can_be_ended(way: str) -> None:
     program = f"""
@@ -48,6 +49,7 @@ print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     assert _prints(program).split() == ["-2", "-15", "-1", "set()"]
 
 
+@pytest.mark.slow
 def test_a_worker_and_what_a_forkserver_forks_ignore_stop_signals() -> None:
     program = """
 def is_left():
@@ -65,6 +67,7 @@ process.join()
     assert _prints(program).split() == ["left", "left"]
 
 
+@pytest.mark.slow
 def test_what_was_ignored_before_a_run_stays_ignored() -> None:
     program = """
 signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
@@ -122,6 +125,7 @@ def _leave(tmp_path: Path, how: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_ended_and_says_where(tmp_path: Path) -> None:
     done = _leave(tmp_path, "hangs")
     if done.returncode == -signal.SIGSEGV:
@@ -131,12 +135,14 @@ def test_one_that_hangs_is_ended_and_says_where(tmp_path: Path) -> None:
     assert f'program.py", line {line} in run' in done.stderr
 
 
+@pytest.mark.slow
 def test_one_that_leaves_by_itself_is_left_alone(tmp_path: Path) -> None:
     done = _leave(tmp_path, "leaves")
     assert done.returncode == 1, done.stderr  # it was let go for a reason
     assert "the driver dismissed this worker: enough" in done.stderr
 
 
+@pytest.mark.slow
 def test_one_that_waits_for_its_driver_is_interrupted_at_once() -> None:
     program = """
 from juggler.runtime.actors.worker import attach_and_run

@@ -62,6 +62,7 @@ def _left_by_a_killed_process() -> Path:
     return Path(done.stdout.strip())
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_remove_what_dead_ones_left() -> None:
     left = [_left_by_a_killed_process()]
     boot = temporary.boot_id()
@@ -76,6 +77,7 @@ def test_processes_that_start_together_remove_what_dead_ones_left() -> None:
         each.remove()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="making a namespace takes root")
 def test_a_process_of_another_namespace_is_not_taken_for_dead() -> None:
     program = f"{_HOLDS}sys.stdin.read()"
@@ -105,6 +107,7 @@ def test_what_nobody_can_know_to_be_abandoned_stays(place: Path) -> None:
     assert sorted(path.name for path in place.iterdir()) == sorted(names)
 
 
+@pytest.mark.slow
 def test_no_process_that_this_one_starts_holds_its_directory(place: Path) -> None:
     """Or what a killed process left would stay for as long as any of them lives."""
     directory = HeldDirectory()
@@ -151,6 +154,7 @@ def test_a_file_system_without_locks_keeps_what_is_there(
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_multiprocessings_directory_is_such_a_one_too() -> None:
     program = """
 import multiprocessing.util, os, signal, sys
@@ -176,6 +180,7 @@ os.kill(os.getpid(), int(sys.argv[1])) if len(sys.argv) > 1 else None
     assert not left.exists(), "who was killed had no time to"
 
 
+@pytest.mark.slow
 def test_a_forkserver_starts_again_after_its_socket_was_removed() -> None:
     """In a program of its own: the forkserver of another test would be left alone."""
     done = subprocess.run(

@@ -120,6 +120,7 @@ def host(server: Learner) -> Iterator[Host]:
     assert not names_of(Meeting(secret)), "the kernel frees names of killed processes"
 
 
+@pytest.mark.slow
 def test_readers_do_without_those_that_relayed_and_were_killed_or_hang(host: Host) -> None:
     killed = host.relay()
     killed.kill()

@@ -104,6 +104,7 @@ def test_readers_of_weights_meet_in_the_directory(
 # -- sockets that are left behind -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_next_to_listen_removes_what_killed_processes_left_and_nothing_else(
     shared: Path,
 ) -> None:

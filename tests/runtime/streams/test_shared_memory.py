@@ -141,6 +141,7 @@ def test_a_batch_that_finds_no_memory_free_goes_inline(
 # -- who dies -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_batches_of_a_killed_writer_stay_and_then_nothing_is_left_of_it(
     learner: LearnerEnd,
 ) -> None:
@@ -155,6 +156,7 @@ def test_batches_of_a_killed_writer_stay_and_then_nothing_is_left_of_it(
     soon(lambda: not mapped() and not open_memories(), "no memory of the dead is left")
 
 
+@pytest.mark.slow
 def test_a_writer_shares_with_the_successor_of_a_killed_reader(
     tmp_path: Path, senders: Senders
 ) -> None:
@@ -224,6 +226,7 @@ def test_a_python_without_memfds_sends_bytes_and_says_so_once(
     assert not mapped()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probed", [False, True], ids=["not one", "no more"])
 def test_a_reader_that_may_open_no_more_files_shares_nothing_and_its_stream_goes_on(
     probed: bool, run_python: Callable[..., str]

@@ -120,6 +120,7 @@ def test_nobody_meets_in_what_is_not_a_directory_of_this_user_alone(
             Meeting("secret").find(may_relay=may_relay)
 
 
+@pytest.mark.slow
 def test_a_run_removes_what_killed_relays_have_left_as_it_begins_and_ends(directory: Path) -> None:
     _leave_a_relays_socket("secret")
     lives = _relay(Meeting("other"))
