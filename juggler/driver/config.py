@@ -379,7 +379,7 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
         yield from _of_league(config)
     if runner.gateway:
         yield from _of_gateway(config)
-    # A video is played with the modules of a checkpoint alone.
+    # A video is made with the modules of its checkpoint alone.
     if (every := driver.evaluation_video) and (agents.league or agents.frozen_ids):
         what = "a league" if agents.league else "modules that are not trained"
         yield (

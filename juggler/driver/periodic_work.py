@@ -204,7 +204,7 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
     counters.check()
     others = parts.config.others
     parts.metrics.keep({*core.modules, *others, *parts.registry.frozen})
-    # Each line is a mark, between which the rates of workers are measured.
+    # The rates of workers are measured between these marks.
     parts.metrics.workers.mark()
     line = {
         "wall_time": times.wall,

@@ -411,7 +411,7 @@ class Confirmation:
             evaluation.episode_returns, from_messages(evaluation.agent_returns)
         )
         is_reached = self._goals.reached(played)
-        # Simulators that leave end it early, too: then the proof is incomplete.
+        # It also ends early if simulators leave: then the proof is incomplete.
         if is_reached and episodes < command.episodes:
             self._progress.message(
                 f"not confirmed: update {candidate.cut.update} played {episodes} of "
