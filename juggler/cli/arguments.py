@@ -51,9 +51,9 @@ def registry_of_values(*, checked: bool = True) -> tyro.constructors.Constructor
     def values(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
         if (rule := _rule_for(info.type)) is None:
             return None
-        # The options are parsed twice; only the second time are their defaults known.
         metavar, read, show = rule
 
+        # The first time, defaults are unknown, so nothing is refused.
         def leniently(given: list[str]) -> Any:
             with suppress(ValueError):
                 return read(given)

@@ -43,7 +43,7 @@ class PlayedArguments:
 class Arguments(PlayedArguments):
     """Play whole episodes with the policies in a checkpoint.
 
-    They take their most likely actions; in matches (--play), --explore draws them instead.
+    They take their most likely actions; --explore draws them instead.
 
     With --record, the episodes become a data set: see `juggler evaluate --record --help`.
     """
@@ -67,7 +67,8 @@ class Arguments(PlayedArguments):
     checkpoint, followed by :MODULE if it has several. Wins, draws and losses are counted."""
 
     explore: Flag = False
-    """With --play: draw actions as in training."""
+    """Draw actions as in training, instead of taking the most likely ones. With several agents,
+    only with --play."""
 
     json: Flag = False
     """Print one JSON object on stdout. Output of the environment goes to stderr."""
@@ -94,14 +95,15 @@ class RecordArguments(PlayedArguments):
 def _evaluate(given: Arguments) -> int:
     from juggler.driver.play_checkpoint import evaluate, evaluate_with_simulators
 
-    if given.simulator is not None and (given.env or given.video or given.play):
-        raise ConfigError("--simulator: cannot be combined with --env, --video or --play")
+    others = given.env, given.video, given.play, given.explore
+    if given.simulator is not None and any(others):
+        raise ConfigError(
+            "--simulator: cannot be combined with --env, --video, --play or --explore"
+        )
     if given.videos != 1 and given.video is None:
         raise ConfigError("--videos: also give their directory, with --video")
     if given.play:
         return _play(given)
-    if given.explore:
-        raise ConfigError("--explore: only for matches; name players with --play")
     # The environment may print, too.
     with warnings_printed("evaluate"), stdout_kept(given.json):
         if given.simulator is not None:
@@ -141,10 +143,8 @@ def _play(given: Arguments) -> int:
         if not (agent and equals and player):
             raise ConfigError(f"--play {pair}: expected AGENT=PLAYER, such as player_0=random")
         players[agent] = player
-    # Games may print, too.
     with warnings_printed("evaluate"), stdout_kept(given.json):
-        how = {"explore": given.explore, **_how(given)}
-        played = play_matches(given.checkpoint, players, given.episodes, given.seed, **how)
+        played = play_matches(given.checkpoint, players, given.episodes, given.seed, **_how(given))
     if given.json:
         _print(asdict(played))
         return 0
@@ -154,8 +154,13 @@ def _play(given: Arguments) -> int:
 
 
 def _how(given: Arguments) -> dict[str, Any]:
-    watch = EvaluationProgress(given.episodes)
-    return {"env": given.env, "video": given.video, "videos": given.videos, "watch": watch}
+    return {
+        "env": given.env,
+        "video": given.video,
+        "videos": given.videos,
+        "explore": given.explore,
+        "watch": EvaluationProgress(given.episodes),
+    }
 
 
 def _print(values: Mapping[str, Any]) -> None:

@@ -34,8 +34,9 @@ from juggler.runtime.wire.v1 import status_pb2
 if TYPE_CHECKING:
     from juggler.driver.watching.overview import Overview
 
-#: Default directory of runs.
+#: Directory of runs if none is given.
 DEFAULT: Final = "runs"
+_HINT = f"(default: {DEFAULT})"
 _EVERY_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
 _DAY = 86_400.0
@@ -77,7 +78,9 @@ class RunsArguments:
     For a single run, also list its checkpoints.
     """
 
-    directory: tyro.conf.Positional[str] = DEFAULT
+    directory: Annotated[
+        tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[STR]", help_behavior_hint=_HINT)
+    ] = None
     """Directory of runs, or of a run."""
 
     json: Flag = False
@@ -92,7 +95,9 @@ class WatchArguments(AccessArguments):
     token, which is required beyond loopback; with --tls, it is served by HTTPS.
     """
 
-    runs: tyro.conf.Positional[tuple[str, ...]] = (DEFAULT,)
+    runs: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(help_behavior_hint=_HINT)
+    ] = ()
     """Directories of runs, or runs: several are compared."""
 
     bind: str | None = None
@@ -345,8 +350,7 @@ def _list(given: RunsArguments) -> int:
 
     from juggler.driver.watching.overview import RunReader, names_of
 
-    directory = Path(given.directory)
-    run_dirs = _found([directory])
+    directories, run_dirs = _found([given.directory] if given.directory is not None else [])
     names = names_of(run_dirs)
     found = [RunReader(*each).read() for each in zip(run_dirs, names, strict=True)]
     # One line each, which scripts read one by one.
@@ -356,19 +360,24 @@ def _list(given: RunsArguments) -> int:
     elif found:
         console = _console()
         _show_runs(found, console)
-        if run_dirs == [directory]:
-            _show_checkpoints(directory, console)
+        if run_dirs == directories:
+            _show_checkpoints(run_dirs[0], console)
     else:
-        print(f"there are no runs in {directory}: `juggler train cartpole` makes one in runs/")
+        print(f"there are no runs in {directories[0]}: `juggler train cartpole` makes one in runs/")
     return 0
 
 
-def _found(directories: list[Path]) -> list[Path]:
-    """Return the runs in directories; the default one need not exist yet."""
+def _found(given: Sequence[str]) -> tuple[list[Path], list[Path]]:
+    """Return directories and their runs; none given: the default.
+
+    Only the default need not exist yet.
+    """
     from juggler.driver.watching.overview import find_runs
 
-    is_default = directories == [Path(DEFAULT)]
-    return [] if is_default and not directories[0].exists() else find_runs(directories)
+    if not given and not Path(DEFAULT).exists():
+        return [Path(DEFAULT)], []
+    directories = [Path(each) for each in given or [DEFAULT]]
+    return directories, find_runs(directories)
 
 
 def _table(words: Sequence[str], numbers: Sequence[str]) -> Table:
@@ -444,8 +453,7 @@ def _watch(given: WatchArguments) -> int:
     from juggler.runtime.actors.credentials import read_token
     from juggler.runtime.actors.tls import read_tls
 
-    directories = [Path(each) for each in given.runs]
-    found, tls = _found(directories), read_tls(given.tls)
+    (directories, found), tls = _found(given.runs), read_tls(given.tls)
     # The page starts with the runs that are named, but not with all of one directory.
     with serve_page(
         directories,

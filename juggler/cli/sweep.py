@@ -70,12 +70,12 @@ def _sweep(arguments: Sequence[str]) -> int:
         must_not_be_combined(first.config, arguments, resumed, ("trials", "jobs"))
         result = resume_sweep(first.resume, trials=first.trials, jobs=first.jobs)
         return 0 if result else 1
-    # Once more, now with the configuration's values as defaults.
     base, _ = load_config_and_keys(first.config, algorithm)
     given = parse_rest(Arguments, arguments, "sweep", base)
     result = sweep(
         first.config,
         space=_by_key(given.space),
+        # No default of the option, because a resumed sweep keeps its own number.
         trials=TRIALS if given.trials is None else given.trials,
         jobs=given.jobs,
         metric=given.metric,

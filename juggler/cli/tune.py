@@ -133,7 +133,8 @@ def search(config: RunConfig, given: Collection[str], seconds: float) -> tuple[T
                     _print(f"there was no time for other {key}: give more --seconds")
                     break
                 try:
-                    # More than this host's memory or limits allow ends the search for this key.
+                    # Sizes beyond this host's memory or limits raise, and end the search for
+                    # this key.
                     other = RunConfig.from_flat({**best.config.flat(), **values})
                     timed = time_run(other, config.flat(), seconds / _PROBES)
                 except (ConfigError, RunFailed) as error:

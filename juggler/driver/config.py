@@ -373,13 +373,13 @@ def _contradictions(config: RunConfig) -> Iterator[str]:
             "weights that the last one made; set weights_interval = 1, or synchronous = false"
         )
     yield from _of_other_rewards(config)
-    # Rules of parts that not every run has.
     if agents.own_learners:
         yield from _of_own_learners(config)
     if agents.league:
         yield from _of_league(config)
     if runner.gateway:
         yield from _of_gateway(config)
+    # A video is made with the modules of its checkpoint alone.
     if (every := driver.evaluation_video) and (agents.league or agents.frozen_ids):
         what = "a league" if agents.league else "modules that are not trained"
         yield (

@@ -303,11 +303,11 @@ class Driver:
         token = listen.token if listen else secrets.token_hex(16)
         clock = RunClock(how.started, resume)
         journal = Journal(progress, directory.path, self._run_id)
+        # One mailbox keeps the order of all events.
         self._mailbox: Mailbox[Event] = Mailbox()
         self._monitoring = MonitoringServices(how.monitoring, token, self._mailbox.put)
         self._hub = Hub(self._hub_settings(token), self._mailbox)
         self._local = LocalWorkers(self._mailbox, self._run_id, token, how.own_code)
-        # One mailbox keeps the order of all events.
         newest = resume.path if resume else None
         self._parts = parts = RunParts(
             config,
@@ -319,8 +319,9 @@ class Driver:
             directory.path,
             inherited,
             only_local=listen is None,
-            callbacks=how.callbacks,
+            # Any thread may ask for it, so the loop reads it between other events.
             stop=lambda reason: self._mailbox.put(StopAsked(reason)),
+            callbacks=how.callbacks,
         )
         # These know all parts, so they come last.
         status = StatusReader(self._run_id, parts, journal)

@@ -224,12 +224,13 @@ class LearnerGroup:
             self._devices = parse_devices(devices)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        # The first process replaces auto by all GPUs that it finds.
         if AUTO in self._devices and len(self._devices) > 1:
             raise ConfigError(f"devices = {devices!r}: auto stands alone, for all GPUs")
-        # Specs are checked before any process starts.
         self._seed, self._snapshot_updates = seed, snapshot_updates
         self._modules: dict[str, Module] = {}
         self._ids = itertools.count(1)
+        # Specs are checked before any process starts.
         commands = [self._command(module_id, spec) for module_id, spec in modules.items()]
         self._changed = threading.Condition()  # guards everything; notified after each event
         self._ended = ""  # why no more jobs are accepted

@@ -117,7 +117,7 @@ class MonitoringServices:
 
     async def add_to(self, server: Any) -> None:
         """Add `juggler.v1.Run` to the hub's server."""
-        # A stream, because gRPC would read a unary request before the token is checked.
+        # Streams, because gRPC would read a unary request before the token is checked.
         status: Any = grpc.stream_stream_rpc_method_handler(
             self._status, response_serializer=status_pb2.RunStatus.SerializeToString
         )
@@ -140,7 +140,6 @@ class MonitoringServices:
         if not context.peer().startswith("unix:"):
             reason = "a run is scaled from the driver's own host"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
-        # A stream, for the same reason as of the status.
         wanted = status_pb2.ScaleRequest()
         async for content in requests:
             wanted.MergeFromString(content)

@@ -202,10 +202,10 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
     core, times = parts.core, parts.clock.now()
     counters = core.counters()
     counters.check()
-    parts.metrics.workers.mark()
     others = parts.config.others
     parts.metrics.keep({*core.modules, *others, *parts.registry.frozen})
-    # These numbers are of the whole run.
+    # The rates of workers are measured between these marks.
+    parts.metrics.workers.mark()
     line = {
         "wall_time": times.wall,
         "training_time": times.training,

@@ -126,13 +126,13 @@ def evaluate(
         _must_be_for_several(config.env_runner.env, recording is not None, explore)
     films: list[Path] = []
     if video is not None:
-        # Imported here because it imports torch, which the driver does not need.
         from juggler.envrunner.environments.video import record_videos, shares_of
 
         runner, several = config.env_runner, bool(config.played_by)
         shares = shares_of(Path(video), runner.envs_per_runner, min(videos, episodes))
         films = [path for share in shares for path in share]
         factory = record_videos(runner, factory, shares, several_agents=several)
+        # In this process: the factory hands out the paths, one environment after the other.
         runner.vectorize = "sync"
 
     def parts(module_id: str, observed: Space[Any], acted: Space[Any]) -> Any:
@@ -182,6 +182,7 @@ def _play_alone(
     explore: bool,
 ) -> PlayedEpisodes:
     """Play episodes of an environment with one agent."""
+    # Imported here because these import torch, which the driver does not need.
     from juggler.envrunner.environments.vector import make_vector_env
     from juggler.envrunner.evaluation import evaluate as play
     from juggler.runtime.acting.actor import Actor
@@ -206,7 +207,7 @@ def _must_be_for_several(env: str, is_recorded: bool, explore: bool) -> None:
     if explore:
         raise ConfigError(
             f"the environment {env} has several agents: for them, explore is for matches between "
-            "named players"
+            "named players, with play_matches or --play"
         )
 
 
@@ -413,7 +414,7 @@ def play_matches(
     from juggler.policies import matches
 
     _must_be_possible(seed, episodes=episodes, videos=videos)
-    # Players are given here.
+    # No mapping: the caller names the players.
     found, where, config = _opened(checkpoint, env, mapping="")
     if not config.played_by:
         raise ConfigError(
@@ -426,12 +427,13 @@ def play_matches(
         from juggler.envrunner.environments.video import record_videos
 
         films = [Path(video) / f"match-{number}.mp4" for number in range(min(videos, episodes))]
+        # A copy, because recording takes the paths out of the list.
         factory = record_videos(config.env_runner, factory, [[*films]], several_agents=True)
     envs = make_multi_agent_envs(config.env_runner, factory)
-    # Environments may hold processes, which would stay.
     try:
         own = config.played_by_in([group.agents for group in envs.groups])
         chosen = _chosen(envs.agents, players, own)
+        # In a league, only the checkpoint knows all players.
         known = tuple(dict.fromkeys([*config.agents.acting_ids, *found.modules]))
         seats = _Seats(where, known, seed, explore)
         group_of = {agent: group for group in envs.groups for agent in group.agents}
@@ -583,7 +585,6 @@ def record(
         EnvironmentFailed: an environment failed.
         DatasetError: the data set cannot be written.
     """
-    # A failed recording raises, and leaves no directory.
     played = evaluate(
         checkpoint,
         episodes,
@@ -595,6 +596,7 @@ def record(
         recording=partial(_recording, to, env if callable(env) else None, episodes, explore),
         explore=explore,
     )
+    # Only now: a failed recording raises, and leaves no directory.
     place = _place_of(to, played.checkpoint)
     return Demonstrations(played.checkpoint, played.returns, played.lengths, [], {}, dataset=place)
 

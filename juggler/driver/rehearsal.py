@@ -121,8 +121,8 @@ def main(rehearsal: Rehearsal) -> None:
         rehearsal.reports.send((kind, what))
 
     try:
+        # In the try, because a script's classes may fail to unpickle.
         own_code = cloudpickle.loads(rehearsal.own_code) if rehearsal.own_code else (None, None, {})
-        # Here, because a script's classes may fail to unpickle.
         trial: Trial = cloudpickle.loads(rehearsal.trial)
         does, warn = partial(report, DOES), partial(report, WARNS)
         outcome = FOUND, _rehearse(trial, *own_code, does=does, warn=warn)
@@ -239,6 +239,7 @@ def _environment(
     runner = config.env_runner
     if runner.dataset:
         recorded = RecordedEnvs(Dataset(runner.dataset), 1)
+        # Policies play the environment later, with what they learn from the data set.
         if config.plays or is_of_another(runner):
             played = make_vector_env(replace(runner, dataset=""), env_factory, just_one=True)
             recorded.dataset.must_have_the_spaces_of(runner.env, played)
@@ -250,7 +251,6 @@ def _environment(
         return list(envs.groups), envs.critic_spaces, envs
     else:
         env = make_vector_env(runner, env_factory, just_one=True)
-    # A single agent has no name.
     alone = AgentGroup((), env.single_observation_space, env.single_action_space)
     return [alone], {}, env
 

@@ -164,8 +164,8 @@ class RunParts:
         self.metrics = metrics_of(resume)
         run = Run(run_dir, config.flat(), self.core, progress, stop, self.values, self.metrics)
         self.callbacks = Callbacks(run, self.end, progress, callbacks)
-        # The other parts look up workers here.
         most_learners = config.driver.most_learners(dialled=not only_local)
+        # The other parts look up workers here.
         self.registry = WorkerRegistry(
             config,
             self.core.updates_before,

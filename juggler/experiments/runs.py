@@ -243,7 +243,6 @@ class Runs(ABC):
         stopping = threading.Event()
         at_once = f", {self._jobs} at once" if self._jobs > 1 else ""
         self.report(f"{what}{at_once}, in {here(self.directory)}")
-        # Runs that still live at the end have no driver that could save them.
         try:
             with self._live or nullcontext(), signals_become(lambda _: stopping.set()) as caught:
                 while True:
@@ -254,8 +253,10 @@ class Runs(ABC):
                     if not running:
                         break
                     self._poll(running, stopping)
+            # Only now: the signal has ended all runs normally, which saves them.
             if caught.number:
                 raise as_exception(caught.number)
+        # Runs that still live at the end are killed: nothing else would end them.
         finally:
             for run in running:
                 run.kill()

@@ -339,7 +339,7 @@ def ask(*command: str, advice: str) -> str:
             check=False,
             start_new_session=True,  # Ctrl-C is for the run
         )
-    # An engine may be busy for a while, but a missing command stays missing.
+    # An engine may be busy, but a missing command stays missing.
     except FileNotFoundError:
         raise LaunchError(f"the command `{command[0]}` is not installed here: {advice}") from None
     except subprocess.TimeoutExpired:

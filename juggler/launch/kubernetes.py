@@ -96,7 +96,6 @@ class KubernetesRun(EngineRun):
         services = [("", "driver"), ("*.", LEARNER)]
         services += [("", _GATEWAY)] if self._launch.gateway else []
         names = [f"{pod}{self._launch.name(of)}.{self._namespace}.svc" for pod, of in services]
-        # Written before it is applied, so that the plan of a failed submission can be read.
         with self.submitting(names, f"kubernetes {self._namespace}"):
             written = self._write(self._launch.directory)
             _ask("kubectl", "apply", "-k", str(written))
@@ -105,6 +104,7 @@ class KubernetesRun(EngineRun):
             f"-l {self._label}` shows the pods. The run is kept in the claim "
             f"{self._launch.name('runs')}"
         )
+        # Simulators are not submitted, so the user needs their address.
         if self._launch.gateway:
             self._report(
                 f"simulators dial {names[-1]}:{_GATEWAY_PORT}, with the certificates and the token "

@@ -50,12 +50,27 @@ def test_few_episodes_have_a_return_and_no_interval(
     assert [each for each in said.splitlines() if "interval" in each] == told
 
 
-@pytest.mark.parametrize("option", ["--env CartPole-v1", "--video films", "--play red=random"])
-def test_simulators_are_not_filmed_and_play_no_matches(
+@pytest.mark.parametrize(
+    "option", ["--env CartPole-v1", "--video films", "--play red=random", "--explore"]
+)
+def test_simulators_are_not_filmed_play_no_matches_and_do_not_explore(
     option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status_of("evaluate", "run", "--simulator", "./game {address}", *option.split()) == 2
     assert "--simulator: cannot be combined" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("explore", [False, True])
+def test_actions_of_one_agent_may_be_drawn(explore: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def play(*_: Any, **how: Any) -> Evaluated:
+        asked.update(how)
+        return Evaluated(Path("run/checkpoints/1"), [1.0], [1], [])
+
+    monkeypatch.setattr(play_checkpoint, "evaluate", play)
+    assert status_of("evaluate", "run", *["--explore"] * explore) == 0
+    assert asked["explore"] is explore
 
 
 @pytest.mark.parametrize("explore", [False, True])

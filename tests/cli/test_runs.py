@@ -152,6 +152,10 @@ def test_a_directory_without_runs_and_one_that_is_not_there_are_told_apart(
     assert "there are no runs in runs" in capsys.readouterr().out
     assert main(["runs", "elsewhere"]) == 1
     assert "elsewhere does not exist" in capsys.readouterr().err
+    for given in ("runs", "runs/", "./runs"):
+        for command in ("runs", "watch"):
+            assert main([command, given]) == 1
+            assert "runs does not exist" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert main(["runs", "file"]) == 1
     assert "file is a file" in capsys.readouterr().err

@@ -469,6 +469,7 @@ class SnapshotWriter:
             self._awaited -= {module_id} if last else set()
             return
         cut = self._cuts[module_id]
+        # Only at the first chunk: later ones may follow later updates.
         if cut.counters is None:
             core = parts.core
             cut.counters = core.module(module_id).ledger.counters()
@@ -480,7 +481,6 @@ class SnapshotWriter:
             times = self._clock.now()
             counters = counters_of(books, self._past, core.next_id, parts.metrics, times)
             self._counters = {**counters, **parts.more_counters()}
-        # Later chunks may follow later updates, which do not change the state.
         frame = cut.reader.feed(chunk)
         if frame is None:
             return
@@ -492,6 +492,7 @@ class SnapshotWriter:
         checkpoint = self._whole()
         self._cuts = {}
         self.writing = True
+        # In a thread, because the driver's loop must not wait for the disk.
         threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint").start()
 
     def _whole(self) -> Checkpoint:

@@ -131,7 +131,7 @@ class DriverCore:
                 return []
             case events.LearnerJoined():
                 return self._learner_joined(event)
-            # A process may host several modules, and a run ends for all of them.
+            # A process may host several modules, so all of them learn about it.
             case events.LearnerLeaves() | events.LearnerLeft():
                 self._gone.add(WorkerKey(event.learner, event.incarnation))
                 return self._book_everywhere(event)

@@ -138,15 +138,16 @@ class ModuleCore:
                 met = Version(event.generation, event.update)
                 self.weights_version = max(self.weights_version, met)
                 self._group.met(event.generation)
-                self._unanswered.clear()  # the group continues without their learners
+                # The group continues without their learners.
+                self._unanswered.clear()
             case events.RebuildGroup():
                 self._announce(self._group.renew(event.generation))
-            # What begins and ends requests and updates.
             case events.StartNextTurn():
                 self._state.between_turns = False
             case events.StopRequested() | events.TrainingEnds():
                 self._stopping = True
             case events.Finish():
+                # Answers that still come count no more: the ledger is closed.
                 self._stopping = self._finished = True
                 self._state.updates.clear()
                 self.ledger.finish()

@@ -1,4 +1,13 @@
-"""Players of a league, and the commands that change them."""
+"""Players of a league, and the commands that change them.
+
+Terms:
+    player: a policy of the league. It learns, or it is frozen.
+    side: the agents of an environment that one player plays in a match: one agent, or a team.
+    match: one episode. Its id is never used twice in a run.
+    line-up: the player of each side of a match. It is kept until the match ends, or redrawn if its
+        EnvRunner is gone or a player cannot play any more.
+    attempt: number of times that the line-up of a match was redrawn.
+"""
 
 from __future__ import annotations
 

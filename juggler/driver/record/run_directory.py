@@ -69,12 +69,12 @@ def must_be_free(path: Path | None, command: str = "train", resume_command: str 
     except OSError as error:
         why = error.strerror or error
         raise RunDirectoryError(f"cannot make the run directory {path or RUNS}: {why}") from error
-    # From here on the message depends on what the directory has.
     if is_there and not path.is_dir():
         raise RunDirectoryError(f"{path} is a file; name another run directory")
     if not is_taken:
         return None
     taken = f"the run directory {path} is not empty"
+    # First the lock: a run that has just begun has no checkpoint yet, and is not to be deleted.
     if not resume_command and is_locked(path / METRICS_FILE):
         raise RunDirectoryError(
             f"a run may still be writing in {path}; name another directory, or end that run first"

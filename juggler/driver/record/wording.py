@@ -137,7 +137,7 @@ def conclude(summary: Mapping[str, Any]) -> str:
         f"{how_it_ended(summary)}: return {_mean(summary)} after {quantity(steps)} steps "
         f"in {clock(summary.get('wall_time', 0.0))}{_parts(summary)}{_proof(summary)}"
     ]
-    # Two players of a symmetric game seem to need returns that add up to 0.
+    # Readers expect the returns of two players to add up to 0, and in a league they need not.
     if summary.get("league") and summary.get("by_module"):
         lines.append(f"returns: {LEAGUE_RETURNS}")
     for key, name in (("run_dir", "run directory"), ("checkpoint", "checkpoint")):

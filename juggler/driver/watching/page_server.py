@@ -511,10 +511,10 @@ class PageApplication:
         if len(text := str(environ.get("QUERY_STRING", ""))) > _MOST_QUERY:
             raise HttpError(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
         try:
+            # Fields that this version does not know are ignored.
             query = {key: values[0] for key, values in parse_qs(text, max_num_fields=8).items()}
         except ValueError:
             raise HttpError(HTTPStatus.BAD_REQUEST, "the query has too many fields") from None
-        # A page of another version may send further fields, which are ignored.
         match path:
             case "/api/runs":
                 return _as_json(self._runs())
@@ -653,8 +653,8 @@ def serve_page(
             "on a network that you trust; or bind to 127.0.0.1, and view it from elsewhere through "
             f"`ssh -L {port or 7070}:127.0.0.1:{port or 7070} HOST`"
         )
-    # With port 0 at the end: there is always a free one.
     application = PageApplication(directories, named=named)
+    # With port 0 at the end: there is always a free one.
     ports = [port] if bind else [*range(port, port + _MORE_PORTS), 0]
     server = _bound(host, ports, application, token, tls)
     shown = f"[{host}]" if ":" in host else host
@@ -666,9 +666,9 @@ def _bound(
     host: str, ports: list[int], application: PageApplication, token: str, tls: Tls | None
 ) -> HttpServer:
     """Bind the first of these ports that is free."""
+    # Browsers have no certificate of the run, and a token is what admits them.
+    how: dict[str, Any] = {"mutual": False, "open_paths": OPEN_PATHS, "any_host": bool(token)}
     for port in ports:
-        # Browsers have no certificate of the run, and a token is what admits them.
-        how: dict[str, Any] = {"mutual": False, "open_paths": OPEN_PATHS, "any_host": bool(token)}
         try:
             return HttpServer(host, port, application, token, tls, **how)
         except OSError as error:

@@ -108,10 +108,10 @@ class Evaluators:
                 video="" if place else video,
                 **what,
             )
-            # On other hosts, evaluators cannot read the checkpoint.
             if cut is None or self.only_local:
                 self._parts.commands.send(evaluator, command)
                 continue
+            # On other hosts, evaluators cannot read the checkpoint.
             command.version.CopyFrom(Version(cut.generation, cut.update).message())
             parts = (restores(module_id, tree, {}) for module_id, tree in cut.playing.items())
             messages = chain(chain.from_iterable(parts), [command])
@@ -411,6 +411,7 @@ class Confirmation:
             evaluation.episode_returns, from_messages(evaluation.agent_returns)
         )
         is_reached = self._goals.reached(played)
+        # It also ends early if simulators leave: then the proof is incomplete.
         if is_reached and episodes < command.episodes:
             self._progress.message(
                 f"not confirmed: update {candidate.cut.update} played {episodes} of "
@@ -418,7 +419,6 @@ class Confirmation:
             )
             self.give_up()
             return False
-        # The next candidate then waits longer.
         if not is_reached:
             early = "the first " if episodes < command.episodes else ""
             self._progress.message(
@@ -426,10 +426,10 @@ class Confirmation:
                 f"{named_spreads(played)} in {early}{episodes} episodes, instead of "
                 f"{named_returns(self._goals.by_name)} in {command.episodes}; training continues"
             )
+            # The next candidate then waits longer.
             self._metrics.candidates.refuse(candidate.episodes)
             self._discard()
             return False
-        # These weights become the newest checkpoint, and the run ends.
         self.kept, given = candidate.cut.path, self._goals.as_given
         self.outcome = {
             "confirmed": True,
@@ -441,6 +441,7 @@ class Confirmation:
             "update": candidate.cut.update,
             "candidates_refused": self._metrics.candidates.refused,
         }
+        # Not discarded, because this would delete the checkpoint of the solved run.
         self._candidate = None
         return True
 

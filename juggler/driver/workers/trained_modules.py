@@ -336,9 +336,9 @@ class ModuleLearners:
             late = _counted(missing) + self._of_module
             text = f"waiting for {late}, for up to {self._patience:.0f} s"
             self._progress.message(text, "info")
-        # Fewer learners train, too, only slower.
         if now - self._waited_since < self._patience:
             return None
+        # Fewer learners train too, only slower.
         late = _counted(missing) + self._of_module
         text = f"{late} did not come within {self._patience:.0f} s: the run begins "
         self._progress.message(text + "without, and admits them when they come", "warning")

@@ -155,7 +155,7 @@ class RunnerEvents:
             self._unreached.pop((worker, learner), None)
         if receipt.dropped != "learner_lost":
             return
-        # The driver may learn of a lost learner later than its EnvRunners.
+        # EnvRunners may notice a lost learner before the driver does.
         generation, now = self._parts.core.modules[receipt.module_id].generation, time.monotonic()
         before, since, shown = self._unreached.get((worker, learner), (-1, now, False))
         if before != generation:
@@ -487,12 +487,12 @@ class WorkerEvents:
             case training_pb2.Update() if not request.metrics_only:
                 failed = events.UpdateAborted(request.update_id, *key, reason, request.module_id)
                 parts.happened(failed)
-            # Another learner may be asked, or a later checkpoint made.
             case training_pb2.Snapshot():
                 if request.whole:
                     assert parts.league is not None
                     parts.league.weights.abandoned(completed.command_id)
                 else:
+                    # Another learner may be asked, or a later checkpoint made.
                     parts.snapshots.abandon(request.module_id)
             case training_pb2.Evaluate():
                 self._evaluates_no_more(worker)

@@ -347,12 +347,12 @@ class Departures:
             env = self._parts.config.env_runner.env
             text = f"no EnvRunner is left to step {env}: {text}. {self.last_failure}"
             return self._end.fail(text.rstrip(), "no_envrunner")
-        # The run may continue without this process.
         if role == EVALUATOR and none_left:
             self._parts.confirmation.impossible(f"{event.worker_id} keeps ending")
         if role == LEARNER and (orphans := self._without_learners(event.worker_id)):
             text += f". Without a learner: {' and '.join(orphans)}"
-            if self._parts.config.driver.synchronous:  # its turns need all modules
+            # Its turns need all modules.
+            if self._parts.config.driver.synchronous:
                 return self._end.fail(text, "learner_lost")
             text += ". Other modules continue, without checkpoints"
         failure = self.failures.get(event.worker_id)

@@ -19,9 +19,7 @@ class LiveMean:
     """
 
     def __init__(self, live: Tensor) -> None:
-        """Args:
-        live: [N, T] bool
-        """
+        """Weigh the live steps of `live` [N, T]."""
         self.live_steps = live.sum()  # []
         self._weights = (live / self.live_steps.clamp(min=1)).flatten()  # [N T]
 

@@ -108,7 +108,7 @@ class LearnerWorker:
         self._inbox = inbox
         self._outlives_failures = False
         self._loop = CommandLoop(attachment, inbox)
-        # One handler for each command; `_on` reports their failures.
+        # One handler for each command. A failure ends the process, unless it outlives failures.
         self._on(training_pb2.Setup, self._setup)
         self._on(training_pb2.AddModule, self._add_module)
         self._on(training_pb2.RemoveModule, self._remove_module)

@@ -121,10 +121,10 @@ class Appo(Impala):
         with torch.no_grad():
             metrics = {
                 **means,
-                # The names that all actor-critics have.
                 "policy_loss": policy_loss.detach(),
                 "value_loss": value_loss.detach(),
                 "entropy": entropy.detach(),
+                # From the behaviour policy, as in other algorithms, and not from the target.
                 "kl": mean.kl(log_ratios),
                 "clip_fraction": mean(outside.float()),
                 "explained_variance": mean.explained_variance(estimates.targets, errors),

@@ -74,15 +74,15 @@ class Impala(ActorCriticCore):
             log_ratios = torch.where(live, action_logp - columns[c.ACTION_LOGP], 0.0)  # [N, T]
             estimates = self.estimates(columns, seen, log_ratios)
 
-        # The terms of the loss, in the order of the paper.
+        # The targets are constants, so this error moves only the values.
         errors = estimates.targets - seen.values  # [N, T]
         policy_loss = -mean(estimates.advantages * action_logp)  # []
         value_loss = 0.5 * mean(errors.square())  # []
         entropy = mean(policy.entropy())  # []
         total = self.total(policy_loss, value_loss, entropy, state)  # []
 
+        # At the weights that EnvRunners acted with, each ratio is 1 up to rounding.
         with torch.no_grad():
-            # Metrics of how far the policies are apart.
             ratios = log_ratios.exp()  # [N, T]
             metrics = {
                 "policy_loss": policy_loss.detach(),

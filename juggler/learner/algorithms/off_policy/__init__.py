@@ -106,9 +106,9 @@ class OffPolicyConfig(KeptConfig):
                 f"{self.replay_capacity}: a replay never holds that many steps; set it to "
                 f"{self.replay_capacity} or less"
             )
-        # These are shares and exponents from 0 to 1.
         for key in ("target_share", "priority_exponent", "importance_exponent"):
             self.check_within(key, getattr(self, key), 0, 1)
+        # Exponents of 0 only turn priorities or weights off.
         if not self.target_share:
             raise WrongValue(
                 "target_share",
