@@ -232,7 +232,7 @@ def _books(status: status_pb2.RunStatus) -> Table:
         f"flight, {queues.queued_batches} batches ({quantity(queues.queued_steps)} steps) queued",
         # Present only where simulators dial in.
         **_simulators(status),
-        # The driver is one process with one loop: near one core, it holds up the run.
+        # The driver is one process with one loop: if it uses nearly one core, it holds up the run.
         "driver": f"{clock(status.driver.cpu_seconds)} of CPU, "
         f"{_memory(status.driver.resident_bytes)}; {status.restarts} restarts",
     }

@@ -608,7 +608,7 @@ def _of_others(key: str, algorithm: str) -> str:
     if not having or key in (each.name for each in fields(find_algorithm(algorithm).config)):
         return ""
     why = find_algorithm(algorithm).lacks.get(key, "")
-    return f"{key!r} is a key of {all_of(having)}, and algorithm = {algorithm!r}" + (
+    return f"{key!r} is a key of {all_of(having)}, but algorithm = {algorithm!r}" + (
         f": {why}" if why else ""
     )
 

@@ -349,7 +349,7 @@ class _AtWork:
     pruned: bool = False  # it was asked to stop
 
     def report(self, value: float, points: int) -> None:
-        """Report a tenth, and skipped earlier ones with the same value.
+        """Report a tenth, and skipped tenths with the value before.
 
         Optuna compares trials that have reported the same tenth.
         """

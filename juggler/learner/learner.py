@@ -115,7 +115,9 @@ class Learner:
         self.collate_seconds = 0.0  # spent on converting episodes to samples
 
     def step(self, sample: Columns | None = None, **passes: Unpack[Passes]) -> Metrics:
-        """Make one update on a sample or the source's next, without pipeline.
+        """Make one update on a sample, or on the source's next.
+
+        Pipelines are not applied.
 
         Args:
             sample: columns on any device.

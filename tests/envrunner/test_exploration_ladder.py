@@ -155,7 +155,7 @@ def test_until_learning_begins_actions_are_uniform_in_every_environment(ladder: 
 
 def test_where_no_number_says_how_much_a_policy_explores_there_is_no_ladder() -> None:
     for own in ({}, {"temperature": 0.1}):
-        words = "is a key of dqn, r2d2 and td3, and algorithm = 'sac': its policy is as random"
+        words = "is a key of dqn, r2d2 and td3, but algorithm = 'sac': its policy is as random"
         with pytest.raises(ValueError, match=words):
             config_of("sac", **own)
     with pytest.raises(ValueError, match="is a key of dqn, r2d2 and td3"):

@@ -108,7 +108,8 @@ class LeagueBuilder:
         """
         first, second = getattr(self, one), getattr(self, other)
         if first + second > 1:
-            raise ValueError(f"{one} = {first}: must be at most 1 with {other} = {second}")
+            total = f"{first} + {second} = {first + second:g}"
+            raise ValueError(f"{one} and {other} must add up to at most 1, not {total}")
 
 
 def exploiters(of_mains: int, of_leagues: int) -> list[AddPlayer]:

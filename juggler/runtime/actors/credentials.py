@@ -115,7 +115,7 @@ def why_refused(metadata: CallMetadata, token: str, run_id: str) -> str | None:
     if (reason := why_not_admitted(metadata, token)) is not None:
         return reason
     given = dict(metadata).get("juggler-run", "")
-    return None if given == run_id else f"this is run {run_id}, not {given!r}"
+    return None if given == run_id else f"this is run {run_id!r}, not {given!r}"
 
 
 def why_not_admitted(metadata: CallMetadata, token: str) -> str | None:

@@ -206,7 +206,7 @@ def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> att
         )
     if hello.run_id and hello.run_id != run_id:
         raise ProtocolViolation(
-            f"this is run {run_id}, not {one_line(hello.run_id, _LONGEST_WORD)}"
+            f"this is run {run_id!r}, not {one_line(hello.run_id, _LONGEST_WORD)!r}"
         )
     if hello.role not in roles:
         role = one_line(hello.role, _LONGEST_WORD)

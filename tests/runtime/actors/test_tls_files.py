@@ -156,7 +156,7 @@ def test_the_token_beside_certificates_is_the_last_that_is_looked_for(
 def test_a_call_with_another_token_or_run_is_told_so() -> None:
     assert "token" in (why_refused(call_metadata("guess", "run", "me"), "secret", "run") or "")
     assert "token" in (why_refused((), "secret", "run") or "")
-    assert "run other" in (why_refused(call_metadata("s", "run", "me"), "s", "other") or "")
+    assert "run 'other'" in (why_refused(call_metadata("s", "run", "me"), "s", "other") or "")
 
 
 def test_no_token_admits_everybody_but_no_other_thing_does() -> None:

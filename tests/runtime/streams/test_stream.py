@@ -97,8 +97,8 @@ def test_the_reason_for_a_refusal_comes_back_and_the_stream_goes_on(
     [
         ("guess", "run", "the token is missing or wrong"),
         ("", "run", "the token is missing or wrong"),
-        ("secret", "other", "this is run run, not 'other'"),
-        ("secret", "", "this is run run, not ''"),
+        ("secret", "other", "this is run 'run', not 'other'"),
+        ("secret", "", "this is run 'run', not ''"),
     ],
 )
 def test_a_stream_with_the_wrong_token_or_run_is_not_let_in(
