@@ -55,7 +55,7 @@ def keep_numbers(infos: dict[str, Any], info: Mapping[Any, Any], row: int, rows:
     much faster than Gymnasium's way.
     """
     for name, value in info.items():
-        if isinstance(value, NUMBERS) and type(name) is str:
+        if isinstance(value, NUMBERS) and type(name) is str and name not in NOT_OF_THE_ENVIRONMENT:
             array = infos.get(name)  # [rows]
             if array is None:
                 if len(infos) >= MOST_NUMBERS:
