@@ -222,9 +222,9 @@ class InfoWatch:
         by_step = np.argsort(ends[ended] % done.shape[1], kind="stable")
         order = np.flatnonzero(ended)[by_step]  # [E]
         found: InfoNumbers = {}
-        # Numbers that are too large or not finite are left out.
         for name, number in self._numbers.items():
             values = number.values  # [N, T]
+            # Numbers that are too large or not finite are left out.
             counted = np.abs(values) <= LARGEST  # [N, T]
             if live is not None:
                 counted &= live
@@ -243,7 +243,7 @@ class InfoWatch:
             number.most = np.where(ended, -np.inf, most)[last]
             values[:] = np.nan
             # Only episodes that gave the number report it.
-            given = order[counts[order] > 0]  # [E'] episodes that gave it
+            given = order[counts[order] > 0]  # [E']
             agents = rows[given] % len(self._before_names)  # [E']
             for place, before in enumerate(self._before_names):
                 newest = given[agents == place][-MOST_EPISODES:]  # [K]

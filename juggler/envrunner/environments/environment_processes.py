@@ -206,6 +206,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
         except OSError:
             raise self._death(call) from None
         answers = self._wait_for(call, requests, self._deadline)
+        # All answers are here, also if one of them is refused below.
         self._is_asking = False
         infos: dict[str, Any] = {}
         for row, part in sorted(answers.items()):
