@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate, iterate
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.misfits import has_surplus, misfit, must_return, no_reward
+from juggler.envrunner.environments.misfits import has_other_lengths, misfit, must_return, no_reward
 from juggler.envrunner.failures import EnvironmentFailed, failures_of
 from juggler.envrunner.info_numbers import keep_numbers
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -141,7 +141,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
                         # The next episode begins here, so that all environments act in the next
                         # step.
                         if same_step:
-                            if cut:
+                            if cut and not ends:
                                 require_fit(self.single_observation_space, observations[i])
                             infos = add_final(self, infos, observations[i], info, i)
                             call = "reset"
@@ -160,8 +160,8 @@ class EnvironmentsInTurn(SyncVectorEnv):
         try:
             if self._one_by_one is None:
                 space = self.single_observation_space
-                if any(has_surplus(space, each) for each in observations):
-                    raise BadResult("an observation has too many parts")
+                if any(has_other_lengths(space, each) for each in observations):
+                    raise BadResult("a tuple has another length than its space")
                 return concatenate(space, observations, self._observations)
             np.concatenate(observations, out=self._one_by_one)
         except Exception as error:
@@ -208,7 +208,7 @@ class BadMask(ValueError):
 
 
 class BadResult(ValueError):
-    """The reward is no number, or the observation does not fit its space."""
+    """A reward or a last observation has a wrong form."""
 
 
 def put_reward(rewards: NDArray[np.float64], row: int, reward: Any) -> None:
@@ -232,7 +232,7 @@ def require_fit(space: gymnasium.Space[Any], observation: Any) -> None:
         BadResult: it does not fit its space.
     """
     if why := misfit(space, observation):
-        raise BadResult(why)
+        raise BadResult(f"with the end of an episode that it truncated, {why}")
 
 
 def mask_in(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,13 +47,13 @@ def no_reward(reward: Any, error: Exception) -> str:
     return f"it must return a number as the reward ({found})" + advice
 
 
-def has_surplus(space: gymnasium.Space[Any], value: Any) -> bool:
-    """Return whether tuples in a value have more or fewer items than in its space."""
+def has_other_lengths(space: gymnasium.Space[Any], value: Any) -> bool:
+    """Return whether tuples have another number of items than their spaces."""
     if isinstance(space, spaces.Tuple):
         items = space.spaces
-        return len(value) != len(items) or any(map(has_surplus, items, value))
+        return len(value) != len(items) or any(map(has_other_lengths, items, value))
     if isinstance(space, spaces.Dict):
-        return any(has_surplus(child, value[key]) for key, child in space.spaces.items())
+        return any(has_other_lengths(child, value[key]) for key, child in space.spaces.items())
     return False
 
 
@@ -78,7 +78,7 @@ def misfit(
     if observation is None:
         return f"its {what} is None, where its {what}_space says {space}"
     try:
-        if has_surplus(space, observation):
+        if has_other_lengths(space, observation):
             return f"its {what} has other parts than {space}: a tuple of another length"
         arrays = dict(flatten(tree_map(np.asarray, to_tree(space, observation))))
     except Exception as error:

@@ -162,7 +162,7 @@ class ProtocolViolation(ValueError):
 
 
 def read_message(raw: bytes) -> attach_pb2.FromWorker:
-    """Read any message after the first, and join its texts for people into lines.
+    """Read any message after the first; its texts become single lines.
 
     Raises:
         ProtocolViolation: it is not a message, or a second hello.

@@ -203,7 +203,7 @@ def test_the_last_observation_of_a_truncated_episode_must_fit_its_space() -> Non
     make = functools.partial(Pixels, np.full((2, 3), 0.7), script=script)
     env = processes_of(make)
     env.reset(seed=[1])
-    expected = r"environment 0 \(toy\) failed in step: its observation is float64"
+    expected = r"environment 0 \(toy\) failed in step: with the end of .* is float64"
     with pytest.raises(EnvironmentFailed, match=expected):
         env.step(np.zeros(1, int))
     env.close()
