@@ -32,7 +32,7 @@ NUMBERS: Final = (float, int, np.floating, np.integer, np.bool_)
 LARGEST = 1e300  # so that sums are finite
 _MOST_OTHERS = 1000  # remembered names of values that are not numbers
 #: Keys of infos that are not the environment's own.
-NOT_OF_THE_ENVIRONMENT = (ACTION_MASK, "final_obs", "final_info")
+NOT_OF_THE_ENVIRONMENT = frozenset((ACTION_MASK, "final_obs", "final_info"))
 
 
 class InfoNumber(NamedTuple):

@@ -127,7 +127,10 @@ class EnvironmentsInTurn(SyncVectorEnv):
                 else:
                     # Results that cannot be unpacked are explained by `_failure`.
                     observations[i], reward, ends, cut, info = env.step(action)
-                    put_reward(rewards, i, reward)
+                    if type(reward) is float:  # the usual case
+                        rewards[i] = reward
+                    else:
+                        put_reward(rewards, i, reward)
                     if ends is not False or cut is not False:
                         ends, cut = as_flag("terminated", ends), as_flag("truncated", cut)
                     if type(info) is not dict:

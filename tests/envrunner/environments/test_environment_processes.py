@@ -47,15 +47,19 @@ def test_nothing_is_left_after_close() -> None:
     assert [process.exitcode for process in env.processes] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_vector_that_is_dropped_without_close_leaves_no_process() -> None:
-    env = processes_of(Scripted, Scripted)
+    env = processes_of(Scripted, functools.partial(Failing, "step", "hang"))
     env.reset(seed=[1, 2])
     processes = env.processes
+    env._pipes[1].send_bytes(b"")  # the request of a step
     del env
     gc.collect()
     assert all(process.exitcode is not None for process in processes)
+    assert processes[1].exitcode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_process_ends_quietly_without_its_owner() -> None:
     env = processes_of(Scripted)
     env.reset(seed=[1])

@@ -203,13 +203,12 @@ def test_a_number_with_a_name_of_gymnasiums_is_not_gathered(name: str) -> None:
         def step(self, action: Any) -> Any:
             return (*super().step(action)[:4], {"speed": 2.0, name: 3})
 
-    functions = [lambda: Naming(((1, "truncated"),)), lambda: Naming(((2, "truncated"),))]
+    functions = [lambda: Naming(((2, "truncated"),)), lambda: Naming(((1, "truncated"),))]
     ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "naming")
     ours.reset(seed=0)
     infos = ours.step(np.zeros(2, int))[-1]
-    assert infos["final_info"]["speed"][0] == 2.0
-    assert isinstance(infos["final_obs"][0], np.ndarray)
-    assert infos["speed"][1] == 2.0
+    assert infos["speed"][0] == infos["final_info"]["speed"][1] == 2.0
+    assert isinstance(infos["final_obs"][1], np.ndarray)
     ours.step(np.zeros(2, int))
 
 
