@@ -108,8 +108,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         observations, rewards, over = self._env_obs, self._rewards, self._over
         terminated, truncated = self._terminations, self._truncations
-        terminated.fill(False)
-        truncated.fill(False)
+        terminated[:] = truncated[:] = False
         infos: dict[str, Any] = {}
         call, i = "step", 0
         # One `try` for all environments, because entering one for each takes longer than a move of
@@ -141,8 +140,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
                         keep_numbers(infos, info, i, self.num_envs)
                     if ends or cut:
                         terminated[i], truncated[i], over[i] = ends, cut, True
-                        # The next episode begins here, so that all environments act in the next
-                        # step.
+                        # The next episode begins here, so all environments act in the next step.
                         if same_step:
                             if cut and not ends:
                                 require_fit(self.single_observation_space, observations[i])
