@@ -152,7 +152,7 @@ class EnvRunnerConfig:
                 wrapper_specs(self.env_wrappers)
         if not isinstance(self.record, str):
             raise WrongValue("record", f"record must be a directory, not {self.record!r}")
-        # A name from a file is any string.
+        # Values from files are not checked against Literal types.
         for name, kind in (("vectorize", Vectorize), ("autoreset", Autoreset)):
             value = getattr(self, name)
             if value not in get_args(kind):

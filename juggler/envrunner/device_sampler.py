@@ -100,7 +100,6 @@ class DeviceSampler(Sampler):
         self._chosen, self._inputs = [], []
         observation, self._observation = self._observation, None
         columns, next_step = self._own_columns(device), self._autoreset is AutoresetMode.NEXT_STEP
-        # Flags of episodes stay on the device, like everything in a step.
         over = torch.as_tensor(self._resetting, device=device)  # [N]
         first = torch.as_tensor(self._first, device=device)  # [N]
         infos: list[dict[str, Any]] = []  # T
@@ -113,13 +112,13 @@ class DeviceSampler(Sampler):
             seen = self._plain_steps.keep(t, to_tree(self._space, observation))  # [N, ...]
             if self._connectors.rewrites:
                 seen = self._kept_steps.keep(t, self._connectors.with_numbers(seen, numbers))
+            # These seconds are of the host, which does not wait for the device.
             before = clock()
             sent = self._choose_for(seen, t, first)  # [N, ...]
             between = clock()
             observation, rewards, terminated, truncated, given = self._env.step(sent)
             environment += clock() - between
             inference += between - before
-            # On the device, where a copy does not wait for the step.
             kept = columns.keep(
                 t, {"rewards": rewards, "terminated": terminated, "truncated": truncated}
             )  # [N] each

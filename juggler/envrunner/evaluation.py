@@ -87,7 +87,7 @@ class GymnasiumTurns:
             began = idle.nonzero()[0]  # [K]
             self._began[began], self._returns[began] = self._steps, 0
             self._idle = None
-        # Rewards of the last episode are not among them.
+        # 0 where an episode has only begun.
         self._returns += rewards
         if not np.count_nonzero(done):
             first = self._not_first if idle is None else idle
@@ -95,9 +95,9 @@ class GymnasiumTurns:
         over = done.nonzero()[0]  # [L]
         terminated = np.asarray(terminated)[over]  # [L]
         last = self._last_observations(shown, infos, over, terminated)  # [L, ...]
+        # In this mode, nothing else resets them.
         if self._autoreset is AutoresetMode.DISABLED:
             shown, _ = self.env.reset(options={"reset_mask": done})
-        # A last reward belongs to the ended episode, not to the next action.
         ended = (
             last,
             rewards[over],
@@ -105,6 +105,7 @@ class GymnasiumTurns:
             self._returns[over],
             self._steps - self._began[over],
         )
+        # A last reward belongs to the ended episode, not to the next action.
         rewards[over] = 0
         if self._autoreset is AutoresetMode.NEXT_STEP:
             first, self._idle = self._not_first if idle is None else idle, done
@@ -358,8 +359,8 @@ class _EpisodeBooks:
             return []
         steps = self._steps[rows]  # [L, A]
         acted = steps > 0  # [L, A]
-        of_agents = np.where(acted, so_far_of - self._counted_of[rows], np.nan)  # [L, A]
         # An agent without an action has no return.
+        of_agents = np.where(acted, so_far_of - self._counted_of[rows], np.nan)  # [L, A]
         totals = (so_far - self._counted[rows]).tolist()
         found = []
         for k, (row, total) in enumerate(zip(rows.tolist(), totals, strict=True)):
@@ -444,7 +445,7 @@ def evaluate(
         goal: stop as soon as it is out of reach.
         explore: draw actions as in training, instead of taking the most likely ones.
 
-        Raises:
+    Raises:
         EnvironmentFailed: as `whole_episodes`.
     """
     connectors = policy.connectors or EnvToModule({}, {}, env.single_observation_space)
@@ -459,11 +460,10 @@ def evaluate(
     def act(turn: Turn) -> list[Any]:
         nonlocal step
         step += 1
-        # An environment with one agent has one group.
         (group,) = turn.groups
+        # Nothing has acted before the first turn.
         if step:
             policy.rewarded(group.rewards)
-        # Connectors only convert here, and learn nothing.
         tree: Any = choices.through(connectors, group.observations, place)  # [N, ...]
         choices.require(tree, place)
         if legal is not None:

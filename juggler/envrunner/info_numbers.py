@@ -32,7 +32,7 @@ NUMBERS: Final = (float, int, np.floating, np.integer, np.bool_)
 LARGEST = 1e300  # so that sums are finite
 _MOST_OTHERS = 1000  # remembered names of values that are not numbers
 #: Keys of infos that are not the environment's own.
-NOT_OF_THE_ENVIRONMENT = (ACTION_MASK, "final_obs", "final_info")
+NOT_OF_THE_ENVIRONMENT = frozenset((ACTION_MASK, "final_obs", "final_info"))
 
 
 class InfoNumber(NamedTuple):
@@ -55,7 +55,7 @@ def keep_numbers(infos: dict[str, Any], info: Mapping[Any, Any], row: int, rows:
     much faster than Gymnasium's way.
     """
     for name, value in info.items():
-        if isinstance(value, NUMBERS) and type(name) is str:
+        if isinstance(value, NUMBERS) and type(name) is str and name not in NOT_OF_THE_ENVIRONMENT:
             array = infos.get(name)  # [rows]
             if array is None:
                 if len(infos) >= MOST_NUMBERS:
@@ -222,9 +222,9 @@ class InfoWatch:
         by_step = np.argsort(ends[ended] % done.shape[1], kind="stable")
         order = np.flatnonzero(ended)[by_step]  # [E]
         found: InfoNumbers = {}
-        # Numbers that are too large or not finite are left out.
         for name, number in self._numbers.items():
             values = number.values  # [N, T]
+            # Numbers that are too large or not finite are left out.
             counted = np.abs(values) <= LARGEST  # [N, T]
             if live is not None:
                 counted &= live
@@ -243,7 +243,7 @@ class InfoWatch:
             number.most = np.where(ended, -np.inf, most)[last]
             values[:] = np.nan
             # Only episodes that gave the number report it.
-            given = order[counts[order] > 0]  # [E'] episodes that gave it
+            given = order[counts[order] > 0]  # [E']
             agents = rows[given] % len(self._before_names)  # [E']
             for place, before in enumerate(self._before_names):
                 newest = given[agents == place][-MOST_EPISODES:]  # [K]

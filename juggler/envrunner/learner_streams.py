@@ -172,9 +172,8 @@ class LearnerStreams:
             return
         if self._subscription is not None:
             self._subscription.close()
-        # Weights of the former learner are not used any more.
+        # Weights that were received and not loaded yet are dropped.
         self._subscribed_to, self._subscription = incarnation, None
-        # One process of a host may read them for all: see `Meeting`.
         if learner is not None:
             run = self._contact.token, self._attachment.run_id
             self._subscription = WeightsSubscription(
@@ -186,6 +185,7 @@ class LearnerStreams:
                 module_id=self.module_id,
                 inline=self._shares_nothing,
                 memory=self._memory_of(learner),
+                # One process of a host may read them for all: see `Meeting`.
                 meeting=Meeting(*run, learner.incarnation, self.module_id),
                 alone=self._report_once,
             )
@@ -213,11 +213,11 @@ class LearnerStreams:
             cancelled: called during the wait; a true result ends it.
             load: makes the module act with other weights.
 
-            Returns:
-                False: there is no learner, or the wait was cancelled.
+        Returns:
+            False: there is no learner, or the wait was cancelled.
 
-            Raises:
-                LearnerOutOfReach: the learner's first weights do not come.
+        Raises:
+            LearnerOutOfReach: the learner's first weights do not come.
         """
         if self._subscription is None:
             return False

@@ -217,9 +217,8 @@ class Sampler:
         actions, action_logp = self._actions()
         states = self._states_of_rows(actions)
         seconds["inference"] += time.perf_counter() - finishing
-        # Episodes end here, before the checks: a sampler that has refused a batch must be reset.
         done = self._terminated | self._truncated  # [N, T]
-        # Each episode is one segment in each fragment.
+        # Episodes end here, before the checks. An episode is at most one segment of a fragment.
         segments, returns, lengths = self._running.advance(self._rewards, done, live)
         infos = self._infos.advance(live, done)
         versions = np.empty((2, len(segments["segment_rows"])), np.uint64)

@@ -191,8 +191,8 @@ class ActingParts:
             distribution=setup.module.distribution,
             check_specs=setup.module.check_specs,
         )
-        # The value function stays with the learner.
-        strip_to_acting(module)  # learners do not send the rest
+        # Learners do not send the rest.
+        strip_to_acting(module)
         if len(exponents := setup.exploration_exponents) > 1:
             with_own_exploration(module, len(exponents))
         spaces = observation_space, action_space

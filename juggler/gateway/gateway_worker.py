@@ -477,13 +477,13 @@ class GatewayRunner(SamplingWorker):
         started = time.perf_counter()
         self._report_notes()
         results = {each: self._players[each].result() for each in asked.modules}
+        # The driver counts results of modules without a request with this round.
         others, self._left = self._left, {}
         for module_id, player in self._players.items():
             if player.streams is None:
                 others.setdefault(player.module_id, FrozenResult()).add(player.played())
             elif module_id not in results:
                 player.pop_ended()  # not in this round: dropped
-        # The driver counts results of modules without a request with this round.
         league = self._casting.league
         matches = [] if league is None else league.pop_ended()
         played = replace(
@@ -594,13 +594,13 @@ class ServedPlayer(ModulePlayer):
         if setup is None:
             policy, row_age = random_actor(*spaces, seed), 0
         else:
+            # An evaluation of a checkpoint builds the same parts again.
             self._build = partial(ActingParts.build, setup, *spaces, own_code)
             parts, row_age = self._build(), setup.row_age
             self._parts = parts
             policy = Actor(parts.module, 1, 0, seed, parts.module_to_env, parts.connectors)
             if setup.digest:
                 frozen.load(module_id, setup.digest, policy, parts.connectors)
-        # Frozen weights are loaded before an agent takes a place.
         super().__init__(interface, policy, steps, row_age)
         self.module_id, self.streams, self.most_rows = module_id, streams, rows
         self.has_weights = False

@@ -232,6 +232,7 @@ class ModulePlayer(PacedSlots):
                 tree = to_tree(self.interface.spaces[1], actions)  # [B, ...]
             else:
                 tree = self._with_evaluation(self.greedy, chosen, places, recording, seen)
+            # For `flush_stalled`.
             self.of["acted_at"][places] = time.monotonic()
             # An evaluation plays other weights, so its episodes are not recorded.
             if self.episode_log is not None:

@@ -417,9 +417,9 @@ class SessionManager:
             if over:
                 self._add_ended(episodes, booked, trained)
                 episodes.report_ended(over, booked)
-        # A run's metrics describe its training.
         if session.infos is not None:
-            if self.evaluations.began:  # evaluations do not count in training
+            # Evaluations do not count in training.
+            if self.evaluations.began:
                 playing = self.evaluations.playing(session)  # [N]
                 for part in batch.parts:
                     here = part.environments

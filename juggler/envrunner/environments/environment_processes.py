@@ -22,7 +22,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import (
     CloudpickleWrapper,
     batch_space,
-    clear_mpi_env_vars,
     create_shared_memory,
     read_from_shared_memory,
 )
@@ -94,7 +93,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
             self._take_spaces(first, autoreset_mode)
         finally:
             first.close()
-        # One memory for all, so that a step moves no array through a pipe.
+        # One memory for all, so that most steps move no array through a pipe.
         layout = _layout(self.single_observation_space, self.single_action_space)
         shared = create_shared_memory(layout, self.num_envs, context)
         read = partial(read_from_shared_memory, layout, shared, self.num_envs)
@@ -103,9 +102,10 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
         self.processes: list[BaseProcess] = []
         self._answers = select.poll()
         self._row_of: dict[int, int] = {}  # by descriptor of a pipe
+        self._is_asking = False  # also after a call that failed half-way
         try:
             # A script without `if __name__ == "__main__"` must not run again.
-            with hidden_main(), clear_mpi_env_vars():
+            with hidden_main():
                 for row, function in enumerate(functions):
                     ours, theirs = context.Pipe()
                     made = CloudpickleWrapper(function)
@@ -115,7 +115,8 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
                     )
                     process.daemon = True
                     process.start()
-                    # Or a dead process would not close the pipe.
+                    # Or the owner would keep this end open, and not notice that the process has
+                    # died.
                     theirs.close()
                     self._pipes.append(ours)
                     self.processes.append(process)
@@ -179,19 +180,36 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
         for pipe in self._pipes:
             pipe.close()
 
+    def __del__(self) -> None:
+        # Their memory will be reused, while they would still write into it.
+        if not self.closed and "processes" in vars(self):
+            self.close(timeout=0.0)
+
     def name_of(self, *rows: int) -> str:
         """Name environments in errors."""
         return f"environment {', '.join(map(str, rows))} ({self._name})"
 
     def _ask(self, call: str, requests: dict[int, bytes]) -> dict[str, Any]:
-        """Send requests by environment, and return the infos of their answers."""
+        """Send requests by environment, and return the infos of their answers.
+
+        Raises:
+            EnvironmentFailed: an environment raised, hung or died.
+            RuntimeError: the last call failed before it had all answers.
+        """
+        # A late answer to the last call would be taken for an answer to this one.
+        if self._is_asking:
+            raise RuntimeError("the last call failed half-way: close the environments")
+        self._is_asking = True
         try:
             for row, request in requests.items():
                 self._pipes[row].send_bytes(request)
         except OSError:
             raise self._death(call) from None
+        answers = self._wait_for(call, requests, self._deadline)
+        # All answers are here, also if one of them is refused below.
+        self._is_asking = False
         infos: dict[str, Any] = {}
-        for row, part in sorted(self._wait_for(call, requests, self._deadline).items()):
+        for row, part in sorted(answers.items()):
             try:
                 infos = self._with(infos, part, row)
             except BadMask as error:
@@ -294,7 +312,10 @@ class _OneEnvironment(EnvironmentsInTurn):
         """Answer requests until one is to close."""
         pipe.send_bytes(_PLAIN)
         while True:
-            request = pipe.recv_bytes()
+            try:
+                request = pipe.recv_bytes()
+            except EOFError:  # the owner is gone
+                return
             if request == _PLAIN:
                 infos = self.step(deepcopy(self._memory["actions"]))[-1]  # it may keep them
             elif (asked := ForkingPickler.loads(request)) is None:

@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate, iterate
 from numpy.typing import NDArray
 
-from juggler.envrunner.environments.misfits import misfit, must_return, no_reward
+from juggler.envrunner.environments.misfits import has_other_lengths, misfit, must_return, no_reward
 from juggler.envrunner.failures import EnvironmentFailed, failures_of
 from juggler.envrunner.info_numbers import keep_numbers
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -75,8 +75,10 @@ class EnvironmentsInTurn(SyncVectorEnv):
     def _share_memory(self) -> None:
         """View observations [N, d, ...] as [N * d, ...]."""
         self._one_by_one: NDArray[Any] | None = None
-        if isinstance(self._observations, np.ndarray) and self._observations.ndim > 1:
-            self._one_by_one = self._observations.reshape(-1, *self._observations.shape[2:])
+        array = self._observations
+        # Without numbers, NumPy cannot tell the first size.
+        if isinstance(array, np.ndarray) and array.ndim > 1 and array.size:
+            self._one_by_one = array.reshape(-1, *array.shape[2:])
 
     def reset(
         self,
@@ -106,10 +108,9 @@ class EnvironmentsInTurn(SyncVectorEnv):
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         observations, rewards, over = self._env_obs, self._rewards, self._over
         terminated, truncated = self._terminations, self._truncations
-        terminated.fill(False)
-        truncated.fill(False)
+        terminated[:] = truncated[:] = False
         infos: dict[str, Any] = {}
-        call, i, result = "step", 0, None
+        call, i = "step", 0
         # One `try` for all environments, because entering one for each takes longer than a move of
         # some; `call` and `i` tell what raised.
         try:
@@ -123,12 +124,12 @@ class EnvironmentsInTurn(SyncVectorEnv):
                     mask_in(info)  # it is a dict
                     call = "step"
                 else:
-                    result = env.step(action)
-                    # Errors of the next lines are explained by `_failure`.
-                    observations[i], reward, ends, cut, info = result
-                    if reward is None:  # NumPy would make it NaN
-                        raise TypeError("None is not a float")
-                    rewards[i] = reward
+                    # Results that cannot be unpacked are explained by `_failure`.
+                    observations[i], reward, ends, cut, info = env.step(action)
+                    if type(reward) is float:  # the usual case
+                        rewards[i] = reward
+                    else:
+                        put_reward(rewards, i, reward)
                     if ends is not False or cut is not False:
                         ends, cut = as_flag("terminated", ends), as_flag("truncated", cut)
                     if type(info) is not dict:
@@ -137,10 +138,12 @@ class EnvironmentsInTurn(SyncVectorEnv):
                         info = without_mask(info)
                     if info and not (same_step and (ends or cut)):
                         keep_numbers(infos, info, i, self.num_envs)
-                    # The next episode begins here, so that all environments act in the next step.
                     if ends or cut:
                         terminated[i], truncated[i], over[i] = ends, cut, True
+                        # The next episode begins here, so all environments act in the next step.
                         if same_step:
+                            if cut and not ends:
+                                require_fit(self.single_observation_space, observations[i])
                             infos = add_final(self, infos, observations[i], info, i)
                             call = "reset"
                             observations[i], info = env.reset()
@@ -149,7 +152,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
                 if ACTION_MASK in info:
                     infos = add_mask(self, infos, info, i)
         except Exception as error:
-            raise self._failure(i, call, error, result) from None
+            raise self._failure(i, call, error) from None
         return self._batch_observations("step"), rewards, terminated, truncated, infos
 
     def _batch_observations(self, call: str) -> Any:
@@ -157,7 +160,10 @@ class EnvironmentsInTurn(SyncVectorEnv):
         observations: list[Any] = self._env_obs
         try:
             if self._one_by_one is None:
-                return concatenate(self.single_observation_space, observations, self._observations)
+                space = self.single_observation_space
+                if any(has_other_lengths(space, each) for each in observations):
+                    raise BadResult("a tuple has another length than its space")
+                return concatenate(space, observations, self._observations)
             np.concatenate(observations, out=self._one_by_one)
         except Exception as error:
             for i, observation in enumerate(observations):
@@ -166,27 +172,22 @@ class EnvironmentsInTurn(SyncVectorEnv):
             raise
         return self._observations
 
-    def _failure(
-        self, index: int, call: str, error: Exception, result: Any = None
-    ) -> EnvironmentFailed:
+    def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
         """Explain an error of an environment, or in what it returned.
 
         Args:
             index: of the environment.
             call: "step" or "reset".
             error: of the call, or of reading what it returned.
-            result: what `step` returned, if it did.
         """
         where, reason = self.name_of(index), ""
         raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
         if isinstance(error, NoInfo):
             reason = must_return(call, str(error))
-        elif isinstance(error, NoFlag | BadMask):
+        elif isinstance(error, NoFlag | BadMask | BadResult):
             reason = str(error)
         elif raised_here and any(word in str(error) for word in ("unpack", "iterable")):
             reason = must_return(call, str(error))
-        elif raised_here and call == "step" and result is not None:
-            reason = no_reward(result[1], error)
         if reason:
             return EnvironmentFailed(where, call, reason)
         return EnvironmentFailed.during(where, call, error)
@@ -205,6 +206,34 @@ class NoInfo(TypeError):
 
 class BadMask(ValueError):
     """The action mask in an info differs from other environments' masks."""
+
+
+class BadResult(ValueError):
+    """A reward or a last observation has a wrong form."""
+
+
+def put_reward(rewards: NDArray[np.float64], row: int, reward: Any) -> None:
+    """Convert a row's reward into `rewards` [N].
+
+    Raises:
+        BadResult: it is no number.
+    """
+    try:
+        if reward is None:  # NumPy would make it NaN
+            raise TypeError("None is not a float")
+        rewards[row] = reward
+    except Exception as error:
+        raise BadResult(no_reward(reward, error)) from None
+
+
+def require_fit(space: gymnasium.Space[Any], observation: Any) -> None:
+    """Check a last observation, which is not batched with others.
+
+    Raises:
+        BadResult: it does not fit its space.
+    """
+    if why := misfit(space, observation):
+        raise BadResult(f"with the end of an episode that it truncated, {why}")
 
 
 def mask_in(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,10 +280,16 @@ def add_final(
     info: Mapping[str, Any],
     row: int,
 ) -> dict[str, Any]:
-    """Add the last observation and info before a SAME_STEP reset."""
-    final = {"final_obs": observation, "final_info": mask_in(info)}
-    infos = env._add_info(infos, deepcopy(final), row)  # the reset may write into the same memory
-    keep_numbers(infos["final_info"], info, row, env.num_envs)
+    """Add the last observation and info before a SAME_STEP reset.
+
+    Raises:
+        BadMask: the last masks of other environments have another shape or type.
+    """
+    # Copies, because the reset may write into the same memory.
+    infos = env._add_info(infos, {"final_obs": deepcopy(observation), "final_info": {}}, row)
+    final = add_mask(env, infos["final_info"], deepcopy(mask_in(info)), row)
+    keep_numbers(final, info, row, env.num_envs)
+    infos["final_info"] = final
     return infos
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map
 from juggler.runtime.wire.trees import Path, flatten, path_name
@@ -46,6 +47,16 @@ def no_reward(reward: Any, error: Exception) -> str:
     return f"it must return a number as the reward ({found})" + advice
 
 
+def has_other_lengths(space: gymnasium.Space[Any], value: Any) -> bool:
+    """Return whether tuples have another number of items than their spaces."""
+    if isinstance(space, spaces.Tuple):
+        items = space.spaces
+        return len(value) != len(items) or any(map(has_other_lengths, items, value))
+    if isinstance(space, spaces.Dict):
+        return any(has_other_lengths(child, value[key]) for key, child in space.spaces.items())
+    return False
+
+
 def misfit(
     space: gymnasium.Space[Any],
     observation: Any,
@@ -67,6 +78,8 @@ def misfit(
     if observation is None:
         return f"its {what} is None, where its {what}_space says {space}"
     try:
+        if has_other_lengths(space, observation):
+            return f"its {what} has other parts than {space}: a tuple of another length"
         arrays = dict(flatten(tree_map(np.asarray, to_tree(space, observation))))
     except Exception as error:
         return f"its {what} has other parts than {space}: {type(error).__name__}: {error}"

@@ -117,8 +117,8 @@ class Game(ABC):
         ids: its agents, by its own names; slots are numbered in this order.
         critics_see: values of `critic_sees` that it reports.
 
-        Raises:
-            ValueError: the environment has no possible_agents.
+    Raises:
+        ValueError: the environment has no possible_agents.
     """
 
     def __init__(self, env: Any, index: int, limit: int | None = None) -> None:
@@ -419,11 +419,11 @@ class TurnBasedGame(Game):
                 for kind, seen in self._seen_by_critics(self._observations).items():
                     reports.critics_now[kind][self.index] = seen
                 return True
-            # PettingZoo wants a step with None of each agent that is done.
             self._ends(agent, observation, info, terminated, ends)
             if not served:  # done agents leave one after another, and have all ended now
                 self._show_critics_the_end(ends)
             served.add(agent)
+            # PettingZoo wants a step with None of each agent that is done.
             self.env.step(None)
         return False
 
@@ -525,9 +525,9 @@ class GamesInTurn:
         reports = Reports(len(self.groups), self.num_envs * len(self.agents))
         call, i = "step", 0
         try:
-            # The next episode of a game begins at once, with its own seed.
             for i, game in enumerate(self._games):
                 game.step(by_env[i], reports)
+                # The next episode of a game begins at once, with its own seed.
                 if reports.over and reports.over[-1] == i:
                     call = "reset"
                     game.reset(int(self._generators[i].integers(2**31)), reports)
@@ -537,10 +537,10 @@ class GamesInTurn:
         with self._broken_rules_in("step"):
             over = np.asarray(reports.over, np.intp)  # [L]
             for ended in reports.ended:
+                # Books and batches have ascending slots; games report in any order.
                 ended.sort(key=_slot)
             rewards = np.zeros(self.num_envs * len(self.agents))  # [N * A]
             rewards[list(reports.rewards)] = list(reports.rewards.values())
-            # Books and batches have ascending slots; games report in any order.
             booked = self._books.step(
                 rewards,
                 np.array([each.slot for ended in reports.ended for each in ended], np.intp),
@@ -650,9 +650,9 @@ class GamesInTurn:
             acts = slice(begin, begin + len(acting))
             ends = slice(end, end + len(ended))
             begin, end = acts.stop, ends.stop
-            last = booked.last[ends]  # an agent that never acted has no last action
+            # An agent that never acted has no last action.
+            last = booked.last[ends]
             ended = [each for each, acted in zip(ended, last.tolist(), strict=True) if acted]
-            # Arrays of `booked` have the slots of all groups, one group after another.
             groups.append(
                 GroupTurn(
                     acting=np.array(self._acting[at], np.intp),
@@ -660,18 +660,25 @@ class GamesInTurn:
                     first=booked.first[acts],
                     rewards=booked.rewards[acts],
                     ended=np.array([each.slot for each in ended], np.intp),
+                    # Their masks may be missing, because no action follows.
                     last_observations=self._batch(at, ended, last=True),
                     last_rewards=booked.last_rewards[ends][last],
                     terminated=np.array([each.terminated for each in ended], np.bool_),
                 )
             )
-        # A game begins its next episode in the step that ended the last one.
         over = np.array(reports.over, np.intp)
         critics = {kind: self._of_critic(kind, reports) for kind in self._critics}
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
         unread = partial(unknown_agents, reports.unread, self.agents) if reports.unread else None
         return Turn(
-            tuple(groups), began, over, *ended_with, critics, infos=reports.infos, unread=unread
+            tuple(groups),
+            # A game begins its next episode in the step that ended the last one.
+            began,
+            over,
+            *ended_with,
+            critics,
+            infos=reports.infos,
+            unread=unread,
         )
 
     def _of_critic(self, kind: str, reports: Reports) -> CriticObservations:

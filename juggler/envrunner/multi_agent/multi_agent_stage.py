@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from numpy.typing import NDArray
+
 from juggler.envrunner.agent_returns import add_returns
 from juggler.envrunner.environments.seeding import module_seeds, player_seed, seed_process
 from juggler.envrunner.evaluation import Goal, PlayedEpisodes, play_whole_episodes
@@ -104,7 +106,7 @@ class MultiAgentSampler:
         if turn is None:
             raise RuntimeError("the last round failed half-way: call reset first")
         seconds: dict[str, float] = defaultdict(float)
-        over: list[Turn] = []  # with which an episode ended
+        ended: list[tuple[NDArray[Any], ...]] = []  # of turns with which an episode ended
         for module_id, version in versions.items():
             self._modules[module_id].begin(version)
         if not self._taken:
@@ -120,7 +122,8 @@ class MultiAgentSampler:
             seconds["environment"] += time.perf_counter() - between
             self._infos.see(turn, t)
             if len(turn.over):
-                over.append(turn)
+                # Not the whole turn, whose observations would fill memory until the round is over.
+                ended.append((turn.over, turn.env_returns, turn.env_lengths, turn.agent_returns))
                 if self._line_ups is not None:
                     self._line_ups.ended(turn.over, turn.agent_returns, turn.env_lengths)
             self._process(turn, recorded)
@@ -131,12 +134,12 @@ class MultiAgentSampler:
         played = PlayedRound(results, seconds, others=others)
         # A round that lost steps reports no episodes, and the sampler must be reset.
         if not any(isinstance(result, NonFiniteBatch) for result in results.values()):
-            for each in over:
-                add_returns(played.agent_returns, self._envs.agents, each.agent_returns)
-                played.env_returns.extend(each.env_returns.tolist())
-                played.env_lengths.extend(each.env_lengths.tolist())
+            for over, env_returns, env_lengths, agent_returns in ended:
+                add_returns(played.agent_returns, self._envs.agents, agent_returns)
+                played.env_returns.extend(env_returns.tolist())
+                played.env_lengths.extend(env_lengths.tolist())
                 # These also sum rewards that no recorded step has.
-                for environment, total in zip(each.over, each.env_returns, strict=True):
+                for environment, total in zip(over, env_returns, strict=True):
                     check_return(int(environment), float(total))
             played.infos.update(infos)
             self._turn = turn
@@ -194,9 +197,9 @@ class MultiAgentStage(Stage):
         own_code: may be used in the setup.
         frozen: weights of modules that are not trained.
 
-        Raises:
-            ValueError: the agents of the environments and of the setup do not fit, or a module's
-                weights are not the ones in the setup.
+    Raises:
+        ValueError: the agents of the environments and of the setup do not fit, or a module's
+            weights are not the ones in the setup.
     """
 
     def __init__(

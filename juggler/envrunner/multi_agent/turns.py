@@ -150,8 +150,8 @@ class MultiAgentEnvs(Protocol):
         Args:
             actions: by group, a batch [B, ...] in the order of `acting`, in Gymnasium's form.
 
-            Raises:
-                EnvironmentFailed: an environment raised, or returned invalid results.
+        Raises:
+            EnvironmentFailed: an environment raised, or returned invalid results.
         """
 
     def returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -108,10 +108,10 @@ class VectorTurns:
         self._running[:] = True
         self._not_first = np.zeros(len(self._acting), np.bool_)
         booked = self._books.reset(self._acting)
-        # This turn is also the form of turns without ends: see `_same_act`.
         none = np.zeros(0, np.intp)
         seen = self._seen_by_critics(observations, np.ravel(acting))
         everywhere = np.arange(self.num_envs)
+        # This turn is also the form of turns without ends: see `_same_act`.
         self._first = self._turn(
             observations, booked, none, booked.last, _rows(observations, none), everywhere, none
         )
@@ -135,6 +135,7 @@ class VectorTurns:
         if ends in self._no_ends and acting.tobytes() == self._acts:
             return self._same_act(observations, acting, rewards, infos, unread)
         ended = ((terminated | truncated).ravel() & ~self._books.ended).nonzero()[0]  # [E]
+        # Before `_begin`, because the next episodes may use the same memory.
         last_observations = _kept(observations, ended)
         ended_terminated = terminated.ravel()[ended]  # [E]
         running: Bools = np.logical_or.reduce(acting, 1)  # [N]
@@ -144,8 +145,8 @@ class VectorTurns:
             there = np.array(acting).ravel()  # [N A]
             there[ended] = True
             at_end = self._seen_by_critics(observations, there)
-        # Under NEXT_STEP, an ended game acts once more before it begins.
         began = gone  # [K]
+        # Under NEXT_STEP, an ended game acts once more before it begins.
         if self._env.autoreset_mode == AutoresetMode.NEXT_STEP:
             began = (~self._running).nonzero()[0]
             self._must_act(running | self._running, "step")
@@ -191,7 +192,8 @@ class VectorTurns:
             over: [L] environments.
         """
         last = booked.last  # [E]
-        if np.count_nonzero(last) < len(last):  # an agent that never acted has no last action
+        # An agent that never acted has no last action.
+        if np.count_nonzero(last) < len(last):
             ended, terminated = ended[last], terminated[last]
             last_observations = take(last_observations, last)
         group = GroupTurn(
@@ -204,7 +206,6 @@ class VectorTurns:
             last_rewards=booked.last_rewards[last],
             terminated=terminated,
         )
-        # Most turns end no episode, and these arrays are empty.
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
         return Turn((group,), began, over, *ended_with)
 

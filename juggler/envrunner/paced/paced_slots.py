@@ -78,7 +78,7 @@ class PacedSlots:
         self._row_age = row_age
         self._places = SlotAllocator(capacity)
         policy.grow(capacity)
-        # Ids are of this worker, and never used again.
+        # Unique in this worker.
         self._next_episode = 0
         self.newest = np.zeros(2, np.uint64)
         self._together: _Together | None = None  # all places act in each turn
@@ -354,7 +354,7 @@ class PacedSlots:
             self._complete_together(together)
         elif together.rows is None:
             self._begin_together(together, kept)
-        # The states before a row's first step are only known after it.
+        # `due` gets its states below, because the policy returns them only with the first action.
         due = together.due
         acted = policy.act(seen, first=first if policy.remembers else None, keep=policy.remembers)
         together.acted = True
@@ -365,10 +365,10 @@ class PacedSlots:
             put(columns["actions"], (where, t), acted.chosen)
             if acted.inputs is not None:
                 columns["inputs"][where, t] = acted.inputs
-            # Beginnings of rows and of episodes, for the segments of the batch.
             elif not t:
                 columns["recorded"][where] = True  # with log-probabilities of 0
                 columns["action_logp"][where] = 0
+            # Beginnings of rows and of episodes, for the segments of the batch.
             if not t:
                 columns["beginnings"][where, 0] = self._beginnings(slice(None))
             elif begin:

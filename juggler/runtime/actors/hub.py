@@ -162,7 +162,7 @@ class ProtocolViolation(ValueError):
 
 
 def read_message(raw: bytes) -> attach_pb2.FromWorker:
-    """Read any message after the first.
+    """Read any message after the first; its texts become single lines.
 
     Raises:
         ProtocolViolation: it is not a message, or a second hello.
@@ -170,6 +170,16 @@ def read_message(raw: bytes) -> attach_pb2.FromWorker:
     message = _parsed(raw)
     if message.HasField("hello"):
         raise ProtocolViolation("sent a second hello")
+    # A worker's texts become lines of the driver's log, and must not look like several.
+    failures = [reply.failure for reply in message.replies if reply.HasField("failure")]
+    if message.HasField("heartbeat"):
+        message.heartbeat.held_up_by = one_line(message.heartbeat.held_up_by)
+    if message.HasField("farewell"):
+        message.farewell.reason = one_line(message.farewell.reason)
+        if message.farewell.HasField("failure"):
+            failures.append(message.farewell.failure)
+    for failure in failures:
+        failure.message = one_line(failure.message)
     return message
 
 

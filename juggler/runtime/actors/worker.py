@@ -231,9 +231,9 @@ def attach_and_run(
             body.close()
     except Exception as error:
         log.error(f"while it left: {describe(error).message}")
-    # The driver logs the ends of its local workers, which write nothing here.
     inbox.has_left()
     dismissed = not contact.local and reason.startswith(DISMISSED)
+    # The driver logs the ends of its local workers, which write nothing here.
     if not contact.local:
         (log.error if failure or dismissed else log.info)(reason)
     if failure or dismissed:

@@ -42,12 +42,12 @@ def read_varint(message: bytes, at: int) -> tuple[int, int]:
         byte = message[at]
         if byte < 128:
             return byte, at + 1
-        # Most numbers have one byte, and are returned above.
         number = byte & 127
         while shift <= _LAST_SHIFT:
             end += 1
             byte = message[end]
             number |= (byte & 127) << shift
+            # Ten bytes hold 70 bits, of which a number has 64.
             if byte < 128:
                 return number & 0xFFFFFFFFFFFFFFFF, end + 1
             shift += 7

@@ -126,9 +126,9 @@ def _form(tree: Tree) -> TreeForm:
             continue
         gaps.append(_ZEROS[: -size % ALIGNMENT])
         size += len(gaps[-1])
-        # Arrays are little-endian on the wire.
         number = dtype_to_number(array.dtype)
         info.arrays.add(path=path, dtype=number, shape=array.shape, offset=size)
+        # Arrays are little-endian on the wire.
         little = dtype_from_number(number)
         converted.append(None if little == array.dtype else little)
         plain.append(little.kind in "biuf")  # not bfloat16, which Python does not know

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import multiprocessing
 import os
 import select
@@ -44,6 +45,28 @@ def test_nothing_is_left_after_close() -> None:
     env.close()
     assert_ended(env)
     assert [process.exitcode for process in env.processes] == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_vector_that_is_dropped_without_close_leaves_no_process() -> None:
+    env = processes_of(Scripted, functools.partial(Failing, "step", "hang"))
+    env.reset(seed=[1, 2])
+    processes = env.processes
+    env._pipes[1].send_bytes(b"")  # the request of a step
+    del env
+    gc.collect()
+    assert all(process.exitcode is not None for process in processes)
+    assert processes[1].exitcode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_process_ends_quietly_without_its_owner() -> None:
+    env = processes_of(Scripted)
+    env.reset(seed=[1])
+    env._pipes[0].close()
+    env.processes[0].join(30)
+    assert env.processes[0].exitcode == 0
+    env.close()
 
 
 def test_observations_are_views_of_memory_that_the_next_step_writes_into() -> None:
@@ -177,6 +200,17 @@ def test_an_observation_is_not_squeezed_into_the_shape_and_dtype_of_its_space(sh
     expected = rf"0 \(pixels\) failed in step: its observation is {words}, where its obs.* says Box"
     with pytest.raises(EnvironmentFailed, match=expected):
         step_in_a_process(shown=shown)
+
+
+def test_the_last_observation_of_a_truncated_episode_must_fit_its_space() -> None:
+    script = ((1, "truncated"),)
+    make = functools.partial(Pixels, np.full((2, 3), 0.7), script=script)
+    env = processes_of(make)
+    env.reset(seed=[1])
+    expected = r"environment 0 \(toy\) failed in step: with the end of .* is float64"
+    with pytest.raises(EnvironmentFailed, match=expected):
+        env.step(np.zeros(1, int))
+    env.close()
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
@@ -359,6 +393,46 @@ def test_actions_of_another_shape_or_kind_are_errors() -> None:
         env.step(np.array([2.7, 3.9]))
     assert env.step(np.array([2, 3]))[1].tolist() == [2, 3]
     env.close()
+
+
+def test_no_call_takes_the_answers_to_an_interrupted_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = processes_of(Telling, Telling)
+    env.reset(seed=[1, 2])
+
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(env, "_wait_for", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            env.step(np.array([2, 3]))
+    for call in (lambda: env.step(np.array([2, 3])), env.reset):
+        with pytest.raises(RuntimeError, match="half-way"):
+            call()
+    env.close()
+    assert_ended(env)
+
+
+class Masking(Telling):
+    """The last mask of its episode has this many numbers, and the episode is truncated."""
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__(length=1)
+        self.numbers = numbers
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *_ = super().step(action)
+        return observation, reward, False, True, {"action_mask": np.ones(self.numbers, np.int8)}
+
+
+def test_last_masks_of_different_sizes_are_told_with_the_environment() -> None:
+    functions = [lambda: Masking(3), lambda: Masking(2)]
+    said = r"environment 1 \(toy\) failed in step: the action mask in its info is not like .* 2 num"
+    for env in (processes_of(*functions), EnvironmentsInTurn(functions, MODES[1], "toy")):
+        env.reset(seed=[1, 2])
+        with pytest.raises(EnvironmentFailed, match=said):
+            env.step(np.array([2, 3]))
+        env.close()
 
 
 def test_an_environment_with_other_spaces_than_the_first_is_told() -> None:

@@ -166,6 +166,52 @@ def test_an_observation_that_is_not_of_its_space_is_named(shown: Any, words: str
         ours.reset(seed=0)
 
 
+def test_a_tuple_with_more_items_than_its_space_is_named() -> None:
+    class Pair(Scripted):
+        def __init__(self, items: int) -> None:
+            super().__init__()
+            pair = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2)))
+            self.observation_space = spaces.Dict({"pair": pair})
+            self.items = items
+
+        def observation(self) -> Any:
+            return {"pair": (0,) * self.items}
+
+    functions = [lambda: Pair(2), lambda: Pair(3)]
+    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "pairs")
+    with pytest.raises(EnvironmentFailed, match=r"1 \(pairs\) failed in reset: .* another length"):
+        ours.reset(seed=0)
+
+
+def test_observations_without_numbers_keep_their_shape() -> None:
+    class Empty(Scripted):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = spaces.Box(-1, 1, (3, 0), np.float32)
+
+        def observation(self) -> Any:
+            return np.zeros((3, 0), np.float32)
+
+    ours = EnvironmentsInTurn([Empty] * 2, AutoresetMode.SAME_STEP, "empty")
+    assert ours.reset(seed=0)[0].shape == (2, 3, 0)
+    assert ours.step(np.zeros(2, int))[0].shape == (2, 3, 0)
+
+
+@pytest.mark.parametrize("name", ["final_info", "final_obs", "action_mask"])
+def test_a_number_with_a_name_of_gymnasiums_is_not_gathered(name: str) -> None:
+    class Naming(Scripted):
+        def step(self, action: Any) -> Any:
+            return (*super().step(action)[:4], {"speed": 2.0, name: 3})
+
+    functions = [lambda: Naming(((2, "truncated"),)), lambda: Naming(((1, "truncated"),))]
+    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "naming")
+    ours.reset(seed=0)
+    infos = ours.step(np.zeros(2, int))[-1]
+    assert infos["speed"][0] == infos["final_info"]["speed"][1] == 2.0
+    assert isinstance(infos["final_obs"][1], np.ndarray)
+    ours.step(np.zeros(2, int))
+
+
 def begin(env: EnvironmentsInTurn) -> None:
     env.reset(seed=0)
     env.step(np.zeros(2, int))
@@ -223,6 +269,17 @@ def test_what_an_environment_must_return_is_told(
     ) as caught:
         begin(ours)
     assert not caught.value.traceback, "it would show Juggler's own lines"
+
+
+def test_an_error_raised_without_a_line_of_python_is_not_blamed_on_a_reward() -> None:
+    def raising() -> Scripted:
+        env = Scripted()
+        env.step = {}.__getitem__
+        return env
+
+    ours = EnvironmentsInTurn([Scripted, raising], AutoresetMode.SAME_STEP, "toy")
+    with pytest.raises(EnvironmentFailed, match=r"1 \(toy\) failed in step: KeyError"):
+        begin(ours)
 
 
 def steps(env: EnvironmentsInTurn, count: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from support.scripted_agents import (
 
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFiniteBatch
+from juggler.envrunner.multi_agent.turns import Turn
 from juggler.runtime.episodes.version import Version
 
 SEEDS = range(4)
@@ -88,6 +90,24 @@ def test_every_step_of_a_recorded_module_is_in_one_batch_in_order(
         ended = [e for slot in slots for e in envs.log[slot] if e.end]
         expected = sorted((sum(e.rewards()), len(e.actions)) for e in ended)
         assert sorted(collected.ended[module]) == expected
+
+
+def test_a_round_keeps_no_turn_of_an_ended_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = random_world(0)
+    sampler = sampler_of(envs, TWO_MODULES, steps=60)
+    step, alive, ended = envs.step, [], 0
+
+    def counting(actions: Any) -> Turn:
+        nonlocal ended
+        turn = step(actions)
+        ended += len(turn.over)
+        alive.append(sum(type(each) is Turn for each in gc.get_objects()))
+        return turn
+
+    monkeypatch.setattr(envs, "step", counting)
+    played = sampler.sample([], dict.fromkeys(sampler._modules, Version(1, 0)))
+    assert len(played.env_returns) == len(played.env_lengths) == ended > 5
+    assert max(alive) <= alive[0] + 1
 
 
 def has_no_gap(batch: Any) -> None:
