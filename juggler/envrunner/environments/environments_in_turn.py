@@ -108,7 +108,8 @@ class EnvironmentsInTurn(SyncVectorEnv):
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         observations, rewards, over = self._env_obs, self._rewards, self._over
         terminated, truncated = self._terminations, self._truncations
-        terminated[:] = truncated[:] = False
+        terminated.fill(False)
+        truncated.fill(False)
         infos: dict[str, Any] = {}
         call, i = "step", 0
         # One `try` for all environments, because entering one for each takes longer than a move of
@@ -118,8 +119,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
             for i, (env, action) in enumerate(each):
                 # The actions of environments that only reset are ignored.
                 if over[i] and next_step:
-                    over[i], rewards[i] = False, 0
-                    call = "reset"
+                    call, over[i], rewards[i] = "reset", False, 0
                     observations[i], info = env.reset()
                     mask_in(info)  # it is a dict
                     call = "step"
