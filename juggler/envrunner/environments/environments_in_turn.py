@@ -79,6 +79,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
         # Without numbers, NumPy cannot tell the first size.
         if isinstance(array, np.ndarray) and array.ndim > 1 and array.size:
             self._one_by_one = array.reshape(-1, *array.shape[2:])
+            self._lengths = {array.shape[1]}
 
     def reset(
         self,
@@ -164,6 +165,9 @@ class EnvironmentsInTurn(SyncVectorEnv):
                 if any(has_other_lengths(space, each) for each in observations):
                     raise BadResult("a tuple has another length than its space")
                 return concatenate(space, observations, self._observations)
+            # Wrong lengths may add up to the right one.
+            if set(map(len, observations)) != self._lengths:
+                raise BadResult("an observation has another length than its space")
             np.concatenate(observations, out=self._one_by_one)
         except Exception as error:
             for i, observation in enumerate(observations):

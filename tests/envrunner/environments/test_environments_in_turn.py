@@ -183,6 +183,22 @@ def test_a_tuple_with_more_items_than_its_space_is_named() -> None:
         ours.reset(seed=0)
 
 
+def test_wrong_lengths_that_add_up_to_the_right_one_are_found() -> None:
+    class Longer(Scripted):
+        def __init__(self, length: int) -> None:
+            super().__init__()
+            self.observation_space = spaces.Box(-1, 1, (4,), np.float32)
+            self.length = length
+
+        def observation(self) -> Any:
+            return np.zeros(self.length, np.float32)
+
+    functions = [lambda: Longer(3), lambda: Longer(5)]
+    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "lengths")
+    with pytest.raises(EnvironmentFailed, match=r"0 \(lengths\) failed in reset: .*shape \[3\]"):
+        ours.reset(seed=0)
+
+
 def test_observations_without_numbers_keep_their_shape() -> None:
     class Empty(Scripted):
         def __init__(self) -> None:
