@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
 
+import numpy as np
+
 from juggler.runtime.streams.episodes import EpisodeSender
 from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
 
@@ -19,6 +21,16 @@ def mapped() -> set[str]:
     """The shared memories that this process has mapped, by their inodes."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return {line.split()[4] for line in lines if "memfd:juggler" in line}
+
+
+def lies_in_shared_memory(array: np.ndarray) -> bool:
+    """Whether an array is a view of shared memory that this process has mapped."""
+    at = array.__array_interface__["data"][0]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(each, 16) for each in line.split()[0].split("-"))
+        if begin <= at < end:
+            return "memfd:juggler" in line
+    return False
 
 
 def open_memories() -> int:
