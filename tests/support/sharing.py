@@ -63,11 +63,11 @@ def send_each(senders: Senders, sender: EpisodeSender, *batch_ids: int, size: in
 def begin_to_share(learner: LearnerEnd, senders: Senders) -> EpisodeSender:
     """A sender that has begun to share memory."""
     sender = senders.open(learner.address)
-    before = mapped()
 
+    # A mapping alone may be of a sender that only tries whether memory can be shared.
     def lies_in_memory() -> bool:
         send_each(senders, sender, next(FURTHER))
-        return mapped() > before
+        return lies_in_shared_memory(learner.taken[-1].tree["default"]["observations"])
 
     soon(lies_in_memory, "a batch lies in shared memory")
     learner.taken.clear()
