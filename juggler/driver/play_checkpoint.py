@@ -142,8 +142,8 @@ def evaluate(
         frozen = frozen_modules(config, run_of(where))
         played = _play_together(config, factory, parts, frozen, given, own, episodes, seed, watch)
     else:
-        playing = partial(_play_alone, config, factory, parts, where, recording)
-        played = playing(episodes, seed, watch, explore=explore)
+        to_play = config, factory, parts, where, recording
+        played = _play_alone(*to_play, episodes, seed, watch, explore=explore)
     return Evaluated(where, played.returns, played.lengths, films, played.agent_returns)
 
 

@@ -327,10 +327,10 @@ class LearnerEvents:
         has_others = bool(others - set(modules[module_id].members))
         if end.reached and has_others:
             self._parts.progress.message(failure, "error")
+        elif end.reason == "solved":
+            pass  # its weights are good
         elif end.reached:
-            # The weights of a solved run are good.
-            if end.reason != "solved":
-                end.failed_at(failure)
+            end.failed_at(failure)
         elif has_others:
             # A dismissed worker may come back with the same state, and fail in every update.
             self._parts.commands.send(worker, attach_pb2.Stop(failure=why))
