@@ -1,7 +1,7 @@
 """A whole driver with fake runners and learners. Prints one JSON line about its costs.
 
-With --watched, there is everything around the run that people may have: a page that somebody looks
-at, trackers, and a callback that hears of all. What these take of the driver's thread is measured
+With --watched, there is everything around the run that people may have: a page that a browser looks
+at, trackers, and a callback for all events. What these take of the driver's thread is measured
 by itself, because the CPU time of two runs differs by more than that.
 """
 
@@ -91,7 +91,7 @@ class Hears(Callback):
 
 
 class MeasuredDriver(Driver):
-    """Runs until everybody is there and so many seconds have been measured.
+    """Runs until all workers are there and N seconds have been measured.
 
     Attributes:
         moments: the start of the measurement, each metrics line since, and the end.

@@ -39,7 +39,7 @@ class Script:
         sample_ms: median time for one batch; 0: none at all.
         update_ms: median time for one update of all learners together.
         jitter: standard deviation of the logarithm of either time.
-        slow_every: every so many-th runner is slower; 0: none is.
+        slow_every: every n-th runner is slower; 0: none is.
         slow: how many times as long that takes.
     """
 

@@ -222,7 +222,7 @@ async def measure(server: Server, shape: tuple[int, int], seconds: float, greet:
 
 
 def compare(shape: tuple[int, int], seconds: float, rounds: int, max_wait: float) -> Any:
-    """Medians of the echo and the gateway, in turns because other work may be going on."""
+    """Medians of the echo and the gateway, in turns because other work may run."""
     results: dict[str, list[dict[str, float]]] = {"echo": [], "gateway": []}
     with Server(echo) as bare, Server(gateway, max_wait) as ours:
         for _ in range(rounds):

@@ -86,11 +86,11 @@ def wait() -> None:
 
 
 def seconds(update: Callable[[], None], steps: int, least: float) -> float:
-    """Of one optimizer step, over at least so many seconds."""
+    """Time of one optimizer step, over at least this many seconds."""
     count, started = 0, time.perf_counter()
     while time.perf_counter() < started + least:
         update()
-        wait()  # as metrics do that somebody reads
+        wait()  # as metrics do
         count += steps
     return (time.perf_counter() - started) / count
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, TESTS, DOCS = ROOT / "juggler", ROOT / "tests", ROOT / "docs"
 #: Words in place of the noun that a reader needs, and words that are out of use.
 AVOIDED = re.compile(
-    r"\b(who|whoever|nobody|somebody|whatever|anew|those that|so many|(?<!no )such(?! as)"
+    r"\b(who|whoever|nobody|somebody|whatever|anew|those that|so many|(?<!no[ /-])such(?! as)"
     r"|begins? again|going on|in place of|(as|so) far as|unheard|hears?|heard|likewise|by then"
     r"|shall|lets? go|tells? whether)\b",
     re.IGNORECASE,
@@ -149,6 +149,8 @@ def measures() -> dict[str, int]:
         if isinstance(node, Defined | ast.ClassDef)
     )
     counts = importers(files)
+    # That file has the words themselves, as an example.
+    spoken = [path for path in tests if path.name != "test_house.py"]
     pages = (DOCS / "configuration.md").read_text()
     keys = set(re.findall(r"^\| `([^`]+)`", pages, re.MULTILINE))
     return {
@@ -162,6 +164,7 @@ def measures() -> dict[str, int]:
         "keys": len(keys),
         "docs lines": lines(sorted(DOCS.rglob("*.md"))),
         "avoided words": len(avoided_words(package)),
+        "avoided words in tests": len(avoided_words(spoken)),
         "long docstring heads": len(long_heads(files)),
         "functions longer than a screen": len(long_functions(files)),
         "functions that need a comment": len(long_stretches(files)),

@@ -35,7 +35,7 @@ def copies(run: Path) -> list[tuple[str, str, int]]:
 
 
 def points(run: Path, copy_id: str, matches: int, seed: int) -> float:
-    """What the main gets in so many matches against a copy: 1 for a win and 0.5 for a draw."""
+    """The main's score in N matches against a copy: 1 for a win and 0.5 for a draw."""
     agents, won = ("player_0", "player_1"), 0.0
     for side, (mine, other) in enumerate((agents, agents[::-1])):
         seated = {mine: MAIN, other: str(run / "frozen" / copy_id)}

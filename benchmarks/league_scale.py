@@ -1,4 +1,4 @@
-"""A large league on one machine: who is trained how often, and what it costs.
+"""A large league on one machine: how often each player is trained, and the cost.
 
     python benchmarks/league_scale.py
     python benchmarks/league_scale.py --seconds 300 --devices fake:8

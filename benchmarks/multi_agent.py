@@ -1,9 +1,9 @@
 """The sampling of several agents in each environment, compared with that of single agents.
 
 Samplers run in this process alone, without gRPC and without a learner, and act with the default
-module. All of them take turns, and time is CPU time, since other work may be going on. "Beside the
+module. All of them take turns, and time is CPU time, since other work may run. "Beside the
 environments" is the time that a sampler spends outside the environments' methods, as a share of the
-time inside them. "Dead" is the share of the steps in batches that nobody made, which fill up rows.
+time inside them. "Dead" is the share of steps in batches that only fill up rows.
 
 With the first weights of a run, poles fall after some 20 steps, and agents whose pole has fallen
 wait for the others: some 40 of 64 act in a step. With weights that balance, nearly all of them act,

@@ -78,7 +78,7 @@ FAULTS = [
     Fault(MODULE, "behind = max(0, newest.update - 1)", "behind = newest.update", "asynchronous runs wait for the newest weights"),
     Fault(MODULE, "            learner.opens(batch)\n            learner.hold(batch)", "            learner.hold(batch)", "a held batch is not open"),
     Fault(MODULE, "self.weights_version = max(self.weights_version, event.version)\n        else:", "self.weights_version = event.version\n        else:", "weights go backwards"),
-    Fault(MODULE, "self._unanswered[batch.batch_id] = batch", "pass", "an unheard update is not settled"),
+    Fault(MODULE, "self._unanswered[batch.batch_id] = batch", "pass", "an unanswered update is not settled"),
     Fault(MODULE, "self._state.between_turns = self.settings.synchronous", "self._state.between_turns = False", "synchronous runs begin the next turn at once"),
     Fault(MODULE, "if self._group.members and not self._group.joiners and not self.between_turns:", "if self._group.members and not self.between_turns:", "updates go on while learners wait to join"),
     Fault(RUNNERS, "len(runner.rounds) < self._most_rounds", "len(runner.rounds) <= self._most_rounds", "one round too many"),
@@ -107,7 +107,7 @@ FAULTS = [
     Fault(WORKER, "                if stop.failure:\n                    raise FailedOnRequest(stop.failure)\n", "", "a failure that the driver names is not raised"),
     # Weights and batches on their way.
     Fault(WEIGHTS, "weights.version > self._newest.version", "True", "readers go back to older weights"),
-    Fault(WEIGHTS, "                self._newest = weights\n                self._condition.notify_all()", "                self._newest = weights", "nobody is woken by new weights"),
+    Fault(WEIGHTS, "                self._newest = weights\n                self._condition.notify_all()", "                self._newest = weights", "no reader is woken by new weights"),
     Fault(WEIGHTS, "newest.version >= version, timeout", "newest.version > version, timeout", "the very version is not enough"),
     Fault(WEIGHTS, "                    self._failure = error\n", "                    pass\n", "a dead thread goes unnoticed"),
     Fault(EPISODES, 'self._settled(answer.batch_id, "refused" if answer.refused else "", answer.refused)', 'self._settled(answer.batch_id, "", answer.refused)', "a refused batch counts as taken"),

@@ -18,7 +18,7 @@ SECONDS = 8
 
 def trained_rate(envs: int, runners: int = 1, *options: object) -> float:
     """Steps of CartPole that a run trains on per second."""
-    # As many live steps an update as one batch of each runner has, whatever resets take of it.
+    # An update has the live steps of one batch of each runner, without steps that only reset.
     batch_size = int(envs * runners * 32 * 0.92)
     _, lines = train(
         *("cartpole", "--stop-return", 501, "--no-confirm", "--stop-seconds", SECONDS + 4),

@@ -1,7 +1,7 @@
 """The return over steps, compared with Stable-Baselines3: PPO with the same hyper-parameters.
 
 python benchmarks/sample_efficiency.py
-python benchmarks/sample_efficiency.py --algorithms td3 sac dqn --seeds 2    # in place of PPO
+python benchmarks/sample_efficiency.py --algorithms td3 sac dqn --seeds 2    # instead of PPO
 
 JUGGLER_SB3_PYTHON must name a Python with stable-baselines3; it need not be this one.
 """
@@ -30,7 +30,7 @@ SEEDS = range(5)
 AT_ONCE = 2  # parallel runs: only steps are counted here
 THEIR_PYTHON = "JUGGLER_SB3_PYTHON"
 
-Curve = tuple[list[int], list[float]]  # steps, mean return of the last 100 episodes by then
+Curve = tuple[list[int], list[float]]  # steps, mean return of the last 100 episodes until then
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ def _draw(drawn: dict[Task, list[NDArray[np.float64]]], picture: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     names = [task.algorithm for task in OFF_POLICY]
-    parser.add_argument("--algorithms", nargs="+", choices=names, help="these in place of PPO")
+    parser.add_argument("--algorithms", nargs="+", choices=names, help="these instead of PPO")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     options = parser.parse_args()
     if options.algorithms:

@@ -94,7 +94,7 @@ def _cpu(process: psutil.Process) -> float:
 
 
 class Counting(WeightsSubscription):
-    """Counts with the others, for each version, who has it."""
+    """Counts with the others, for each version, the readers that have it."""
 
     def __init__(self, *args: Any, counted: Callable[[Version], None], **kwargs: Any) -> None:
         self._counted = counted

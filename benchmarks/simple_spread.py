@@ -102,7 +102,7 @@ def still(seen: dict[str, Any], rng: np.random.Generator) -> dict[str, int]:
 
 
 def to_landmarks(seen: dict[str, Any], rng: np.random.Generator) -> dict[str, int]:
-    """Each agent goes to a landmark of its own, such that all ways together are shortest."""
+    """Each agent goes to a landmark of its own, so that all ways together are shortest."""
     agents = list(seen)
     ways = np.stack([seen[agent][4:10].reshape(3, 2) for agent in agents])  # [A, landmarks, 2]
     far = np.linalg.norm(ways, axis=-1)  # [A, landmarks]
@@ -141,7 +141,7 @@ def references() -> str:
 
 
 def at(curve: Curve, steps: float) -> float:
-    """The return when so many steps had been trained on, or at the end."""
+    """The return after N trained steps, or at the end."""
     return next((value for trained_on, value in curve if trained_on >= steps), curve[-1][1])
 
 

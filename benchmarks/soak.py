@@ -79,7 +79,7 @@ class Soak:
         """Called about every second: work that the driver does not do itself."""
 
     def soak(self, minutes: float, every: float) -> None:
-        """Run for some minutes, with a fault `every` so many seconds."""
+        """Run for some minutes, with a fault every `every` seconds."""
         began = time.monotonic()
         next_fault, next_sample = began + every, began
         due: list[tuple[Callable[[str], str], str]] = []

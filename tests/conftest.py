@@ -192,7 +192,7 @@ def local_workers(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def every_thread_ends() -> Iterator[None]:
-    """Whatever threads a test starts are over soon after it."""
+    """Threads that a test starts end soon after it."""
     before = set(threading.enumerate())
     yield
     # Asked for again and again: a thread that is just being started cannot be joined.

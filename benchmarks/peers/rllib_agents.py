@@ -1,4 +1,4 @@
-"""RLlib's IMPALA with four CartPole agents in each environment, who share one policy.
+"""RLlib's IMPALA with four CartPole agents in each environment, that share one policy.
 
     python -m venv rllib && rllib/bin/pip install "ray[rllib]" torch
     rllib/bin/python benchmarks/peers/rllib_agents.py --environments 16 --seconds 30

@@ -48,7 +48,7 @@ def algorithm(envs: int) -> Any:
 
 
 def steps_per_second(built: Any, seconds: float) -> float:
-    """Steps trained on per second, over so many seconds after the warm-up.
+    """Steps trained on per second, over N seconds after the warm-up.
 
     Raises:
         TimeoutError: nothing was trained on.

@@ -104,7 +104,7 @@ def _left(code: int | str | None) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 def test_who_leaves_does_all_that_python_does_at_its_end_but_take_itself_apart() -> None:
-    for code, status, words in ((3, 3, ""), ("nobody listens", 1, "nobody listens\n")):
+    for code, status, words in ((3, 3, ""), ("no listener", 1, "no listener\n")):
         done = _left(code)
         assert {*done.stdout.splitlines()} == {"printed by C", "written by a thread", "registered"}
         assert (done.returncode, done.stderr) == (status, words)
@@ -205,7 +205,7 @@ import os, pathlib, signal, subprocess, sys, types
 from juggler import cli
 
 def run(arguments):
-    print("nobody reads this")
+    print("this has no reader")
     found = [
         signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         subprocess.run(["false"]).returncode,

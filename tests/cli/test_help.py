@@ -113,7 +113,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def run(_: object) -> int:
         said.append("runs")
-        raise KeyError("somebody's mistake")
+        raise KeyError("the caller's mistake")
 
     def imported(_: str) -> types.SimpleNamespace:
         said.append("is imported")
@@ -129,7 +129,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_forkserver_imports_torch_beside_what_a_run_s_command_imports(
     happened: list[str], arguments: list[str]
 ) -> None:
-    with pytest.raises(KeyError, match="somebody's mistake"):
+    with pytest.raises(KeyError, match="the caller's mistake"):
         cli.main(["train", *arguments])
     assert happened == ["forkserver starts", "is imported", "runs", "and may end"]
 
@@ -146,7 +146,7 @@ def test_the_forkserver_imports_torch_beside_what_a_run_s_command_imports(
 def test_a_command_that_starts_no_workers_starts_no_forkserver(
     happened: list[str], arguments: list[str]
 ) -> None:
-    with pytest.raises(KeyError, match="somebody's mistake"):
+    with pytest.raises(KeyError, match="the caller's mistake"):
         cli.main(arguments)
     assert happened == ["is imported", "runs"]
 

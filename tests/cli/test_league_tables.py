@@ -90,11 +90,11 @@ def test_a_builder_may_be_given_by_its_name(arguments: list[str]) -> None:
     assert config.league == {"builder": "rllib"}
 
 
-# `juggler league RUN --tournament`: who plays which agents, and who has won.
+# `juggler league RUN --tournament`: which player plays which agents, and which has won.
 
 
 PLAYERS = [Player(name, "main", learning=True, source="initial") for name in ("a", "b", "c")]
-#: What an agent gets in each match, by who plays it.
+#: What an agent gets in each match, by the player that plays it.
 GETS = {"a": 1.0, "b": 0.8, "c": 0.2}
 
 

@@ -81,7 +81,7 @@ def test_every_panel_shows_every_run_over_steps_and_over_time(tmp_path: Path) ->
         drawn = [np.asarray(line.get_xdata())[-1] for line in axes.get_lines()]
         assert run.column(key)[-1] / scale in drawn
     assert panels[1].get_ylim()[0] == 0
-    assert panels[1].get_ylim()[1] > 9000  # whoever was drawn first does not set the scale
+    assert panels[1].get_ylim()[1] > 9000  # the run drawn first does not set the scale
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["slow", "fast"]
 
 

@@ -33,7 +33,7 @@ def listed(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str
 def test_a_run_is_told_of_with_its_best_and_its_last_return(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    last = line(300, 20.0) | {"env_steps_sampled": 340}  # with those that are under way
+    last = line(300, 20.0) | {"env_steps_sampled": 340}  # with the episodes in progress
     summary = {"solved": True, "reason_for_stop": "solved", **last}
     first = line(150, 90.0, episodes=1)  # a short episode, the first one to end
     made(tmp_path / "one", [line(100, None), first, line(200, 30.0), last], summary)

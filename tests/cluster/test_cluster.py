@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def long_run(cluster: Cluster) -> Cluster:
-    """The same run, or a new one, on its way to a return that nobody reaches."""
+    """The same run, or a new one, on its way to a return out of reach."""
     cluster.configure(options="--stop-return 501")
     before = len(cluster.events())
     cluster.compose("up", "-d")
@@ -82,7 +82,7 @@ def test_the_files_for_several_hosts_make_a_run_on_the_network_of_their_hosts(
         JUGGLER_LEARNERS=1,
         JUGGLER_ENVRUNNERS=2,
     )
-    roles = {"learner": 1, "envrunner": 2, "driver": 1}  # nobody may come when the run is over
+    roles = {"learner": 1, "envrunner": 2, "driver": 1}  # no worker may come after the run's end
     for role, number in roles.items():
         files = "-f", f"{role}.yaml"
         cluster.compose(*files, "up", "-d")

@@ -138,7 +138,7 @@ def test_a_launch_has_names_of_its_own_and_the_parts_that_were_asked_for(
     assert ("Deployment", scaler["scaleTargetRef"]["name"]) in names
     (metric,) = (each["object"] for each in scaler["metrics"])
     assert ("Service", metric["describedObject"]["name"]) in names
-    # Who is chosen by labels is chosen of this run alone.
+    # Labels select workers of this run only.
     for each in made:
         selector = each.get("spec", {}).get("selector") or each.get("spec", {}).get("podSelector")
         if isinstance(selector, dict) and each["kind"] != "PersistentVolumeClaim":

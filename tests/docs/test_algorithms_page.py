@@ -54,7 +54,7 @@ CELLS: dict[str, tuple[Space, Space, dict[str, Any]]] = {
     "several choices": (VECTOR, spaces.MultiDiscrete([2, 3]), {}),
     "continuous": (VECTOR, spaces.Box(-1, 1, (2,), np.float32), {}),
 }
-#: Columns about actions; in the others, an algorithm acts in whatever it can.
+#: Columns about actions; in the others, an algorithm acts in any space that it supports.
 OF_ACTIONS = ("masks", "discrete", "several choices", "continuous")
 
 

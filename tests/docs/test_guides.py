@@ -1,4 +1,4 @@
-"""The pages on modules and connectors, and those for people who come from elsewhere, are true."""
+"""The pages on modules and connectors, and the guides for users of other libraries, are true."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_page_on_connectors_has_every_one_that_ships_with_its_options() -> N
     text = (ROOT / "docs/connectors.md").read_text()
     rows = [row.split("|") for row in text.splitlines() if row.startswith("| `")]
     listed = {row[1].strip(" `"): re.findall(r"`(\w+)`", row[2]) for row in rows}
-    halves = {each.runner_half for each in BUILT_IN.values()}  # nobody asks for these
+    halves = {each.runner_half for each in BUILT_IN.values()}  # no guide shows these
     for name in BUILT_IN.keys() - halves:
         assert listed[name] == list(BUILT_IN[name].options), name
 

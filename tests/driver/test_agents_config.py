@@ -92,7 +92,7 @@ def test_modules_have_algorithms_side_by_side() -> None:
     assert isinstance(runner.learner, PpoConfig)
     assert hunters.learner.grad_clip is None
     assert hunters.learner.batch_size == ImpalaConfig().batch_size != runner.learner.batch_size
-    assert hunters.learner.lr == runner.learner.lr == 1e-3, "the run's, which somebody gave"
+    assert hunters.learner.lr == runner.learner.lr == 1e-3, "the run's own, given as a key"
     assert hunters.module == runner.module == config.module
     assert hunters.driver is config.driver
     assert (config.waits_for("hunters"), config.waits_for("runner")) == (False, True)
@@ -155,7 +155,7 @@ def of_run(learners: int, trained: Iterable[str] = "abcd", **values: Any) -> Mod
 
 
 def hosting(learners: int, processes: int, **values: Any) -> list[list[str]]:
-    """The modules of so many processes, in a run that begins with `learners` of them."""
+    """The modules of N processes, in a run that begins with `learners` of them."""
     return [of_run(learners, **values).modules_of(index) for index in range(processes)]
 
 

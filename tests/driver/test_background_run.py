@@ -135,7 +135,7 @@ def test_nobody_waits_for_ever_where_the_end_of_the_processes_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails() -> None:
-        raise ChildProcessError("somebody else has waited for the forkserver")
+        raise ChildProcessError("another thread has waited for the forkserver")
 
     monkeypatch.setattr(start_run, "release_forkserver", fails)
     trains = Trains()

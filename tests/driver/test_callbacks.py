@@ -1,4 +1,4 @@
-"""What a script hears of a run, and which numbers it changes."""
+"""Callbacks get a run's events, and may change its numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.v1 import training_pb2
 
 
-class Heard(juggler.Callback):
+class Events(juggler.Callback):
     """Keeps what it is told: (method, arguments), oldest first."""
 
     def __init__(self) -> None:
@@ -54,31 +54,31 @@ class Fails(juggler.Callback):
         raise self.error
 
 
-def world_with(tmp_path: Path, *heard: juggler.Callback) -> WorkersWorld:
+def world_with(tmp_path: Path, *events: juggler.Callback) -> WorkersWorld:
     world = synchronous(tmp_path / "checkpoints")
-    world.parts.callbacks.callbacks = heard
+    world.parts.callbacks.callbacks = events
     return world
 
 
 def test_updates_checkpoints_and_lost_workers_are_told_between_turns(tmp_path: Path) -> None:
-    heard = Heard()
-    world = world_with(tmp_path, heard)
+    events = Events()
+    world = world_with(tmp_path, events)
     play_a_round(world)
     play_a_round(world)
-    assert heard.told == [], "only between two turns of the loop"
+    assert events.told == [], "only between two turns of the loop"
     world.parts.callbacks.deliver()
-    assert heard.told == [("update", "default", 2, {})] * 2
+    assert events.told == [("update", "default", 2, {})] * 2
     answer_the_snapshot(world)
     (written,) = world.written.gather(timeout=30)
     world._loop._handle(written)
     world.leave(world.runner)
     world.parts.callbacks.deliver()
-    assert heard.told[2:] == [("checkpoint", written.path), ("lost", "envrunner-0", "gone")]
+    assert events.told[2:] == [("checkpoint", written.path), ("lost", "envrunner-0", "gone")]
 
 
 def test_an_update_whose_answer_never_came_is_told_when_its_learner_is_back(tmp_path: Path) -> None:
-    heard, world = Heard(), WorkersWorld(tmp_path)
-    world.parts.callbacks.callbacks = [heard]
+    events, world = Events(), WorkersWorld(tmp_path)
+    world.parts.callbacks.callbacks = [events]
     world.leave(world.learner)
     learner = world.join("learner")
     ((command_id, _),) = world.asked(learner, training_pb2.AddModule)
@@ -87,25 +87,25 @@ def test_an_update_whose_answer_never_came_is_told_when_its_learner_is_back(tmp_
     ready = training_pb2.ModuleReady(handed_over=made, last_updates=kept)
     world.reply(learner, command_id, ready)
     world.parts.callbacks.deliver()
-    assert [each for each in heard.told if each[0] == "update"] == [("update", "default", 1, {})]
+    assert [each for each in events.told if each[0] == "update"] == [("update", "default", 1, {})]
 
 
 def test_metrics_are_flat(tmp_path: Path) -> None:
-    heard = Heard()
-    world = world_with(tmp_path, heard)
+    events = Events()
+    world = world_with(tmp_path, events)
     parts = world.parts
     parts.metrics.updated("learner-0", "default", {"default": {"lr": float("nan"), "kl": 0.5}})
     parts.callbacks.metrics(metrics_line(parts))
     assert parts.callbacks.run.metrics["modules/default/kl"] == 0.5
     parts.callbacks.deliver()
-    ((_, metrics),) = heard.told
+    ((_, metrics),) = events.told
     assert metrics["episode_return_mean"] is None
     assert metrics["modules/default/lr"] is None, "as in metrics.jsonl"
     assert metrics["env_steps_trained"] == parts.callbacks.run.env_steps_trained == 0
 
 
 def test_a_number_of_a_callback_is_in_every_line_from_the_next_one_on(tmp_path: Path) -> None:
-    world = world_with(tmp_path, Heard())
+    world = world_with(tmp_path, Events())
     parts, run = world.parts, world.parts.callbacks.run
     assert "custom" not in metrics_line(parts)
     run.record("half", np.float32(0.5))
@@ -142,8 +142,8 @@ def test_a_value_that_is_not_a_number_is_refused(tmp_path: Path, value: Any) -> 
 def test_what_a_callback_raises_ends_the_run_in_order_and_only_the_end_is_told_of(
     tmp_path: Path, error: BaseException
 ) -> None:
-    heard = Heard()
-    world = world_with(tmp_path, Fails(error), heard)
+    events = Events()
+    world = world_with(tmp_path, Fails(error), events)
     told = world.parts.callbacks
     told.metrics({"updates": 1})
     told.metrics({"updates": 2})
@@ -153,9 +153,9 @@ def test_what_a_callback_raises_ends_the_run_in_order_and_only_the_end_is_told_o
     assert (world.parts.end.reason, world.parts.end.failure) == ("callback_failed", text)
     assert world.told.messages == [text]
     told.deliver()
-    assert heard.told == []
+    assert events.told == []
     told.finish({"updates": 2})
-    assert heard.told == [("end", {"updates": 2})]
+    assert events.told == [("end", {"updates": 2})]
 
 
 def test_ctrl_c_after_the_run_leaves_at_once(tmp_path: Path) -> None:
@@ -163,10 +163,10 @@ def test_ctrl_c_after_the_run_leaves_at_once(tmp_path: Path) -> None:
         def on_end(self, run: juggler.Run, summary: dict[str, Any]) -> None:
             raise KeyboardInterrupt
 
-    heard = Heard()
+    events = Events()
     with pytest.raises(KeyboardInterrupt):
-        world_with(tmp_path, Waits(), heard).parts.callbacks.finish({"updates": 1})
-    assert heard.told == []
+        world_with(tmp_path, Waits(), events).parts.callbacks.finish({"updates": 1})
+    assert events.told == []
 
 
 def test_a_second_signal_during_a_callback_leaves_at_once(tmp_path: Path) -> None:
@@ -221,14 +221,14 @@ def test_what_is_no_callback_is_refused_with_what_to_do() -> None:
 
     with pytest.raises(juggler.ConfigError, match=r"Misspelt\.on_metric: did you mean"):
         checked([Misspelt()])
-    with pytest.raises(juggler.ConfigError, match=r"give an object of this class: Heard\(\)"):
-        checked([Heard])  # type: ignore[list-item]
+    with pytest.raises(juggler.ConfigError, match=r"give an object of this class: Events\(\)"):
+        checked([Events])  # type: ignore[list-item]
     with pytest.raises(juggler.ConfigError, match="give a list"):
-        juggler.train("cartpole", callbacks=Heard())  # type: ignore[arg-type]
+        juggler.train("cartpole", callbacks=Events())  # type: ignore[arg-type]
     with pytest.raises(juggler.ConfigError, match=r"is not a juggler\.Callback"):
         juggler.resume("nowhere", callbacks=[print])  # type: ignore[list-item]
     with pytest.raises(juggler.ConfigError, match=r"did you mean callbacks=\[\.\.\.\]"):
-        juggler.train("cartpole", callback=Heard())
+        juggler.train("cartpole", callback=Events())
 
 
 def test_a_callback_has_to_take_what_it_is_called_with() -> None:

@@ -1,4 +1,4 @@
-"""What a run chooses for keys that nobody gave."""
+"""A run's choices for keys that were not given."""
 
 from __future__ import annotations
 

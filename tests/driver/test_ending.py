@@ -254,7 +254,7 @@ def test_a_result_prints_as_five_lines() -> None:
 
 
 class _Notebook:
-    """What IPython has in a kernel, as far as a display uses it."""
+    """The parts of IPython in a kernel that a display uses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kernel: object) -> None:
         self.shown: list[str] = []

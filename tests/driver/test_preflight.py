@@ -246,7 +246,7 @@ def test_a_number_outside_of_its_box_is_a_warning_said_once_with_its_place(
         assert not warned
 
 
-# Who may not write in the directory of a run hears so before anything starts.
+# A run directory without write permission is reported before anything starts.
 
 
 BOOKS: dict[str, Any] = {

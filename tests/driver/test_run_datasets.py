@@ -14,7 +14,7 @@ from juggler.driver.run_datasets import is_of_another, must_be_playable, with_da
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A data set, as far as the driver reads it."""
+    """The parts of a data set that the driver reads."""
     data = tmp_path / "mine" / "data"
     data.mkdir(parents=True)
     metadata = {

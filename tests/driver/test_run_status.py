@@ -194,7 +194,7 @@ def test_simulators_at_gateways_are_counted_as_the_gateway_last_said(watched: Wa
     assert not any(each.HasField("simulators") for each in watched.read().workers)
 
 
-# Checkpoints that are due while a module has no learner, who alone has its state.
+# Checkpoints due while a module has no learner, which alone has its state.
 
 
 class World(WorkersWorld):

@@ -33,7 +33,7 @@ machine = "2 cores, AMD EPYC"
 
 @pytest.fixture
 def in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory whose files are those that ship."""
+    """A directory with the files that ship."""
     monkeypatch.setattr(shipped, "_CONFIGS", tmp_path)
     return tmp_path
 

@@ -304,7 +304,7 @@ def test_each_module_of_simulators_goes_on_with_the_spaces_of_its_own_agents() -
     tables = {"agents": {"hunter_*": "hunters", "*": "runner"}}
     before = config_of("ppo", **tables, gateway="127.0.0.1:0")
     world = World(before, BOX, spaces.Discrete(2), "runner")
-    assert rehearse(before, before=world.before) == (), "nobody knows those of the hunters"
+    assert rehearse(before, before=world.before) == (), "the hunters' are unknown"
     other = {"modules": {"runner": {"model": SMALL}}}
     with pytest.raises(PreflightError, match=r"^module 'runner': the run cannot continue from"):
         rehearse(config_of("ppo", **tables, gateway="127.0.0.1:0", **other), before=world.before)

@@ -51,7 +51,7 @@ class Infinite(Scripted):
 
 
 class Idle(RLModule):
-    """Does the same whatever it sees."""
+    """Acts the same for every observation."""
 
     def _forward(self, batch):
         observations = batch["observations"]

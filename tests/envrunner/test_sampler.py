@@ -183,7 +183,7 @@ def test_a_last_observation_is_held_to_its_space_as_all_others_are(finals, words
     with pytest.raises(EnvironmentFailed, match=f"{where}its observation {words}"):
         sampler_of(LastShown(finals, "truncated")).sample((0, 0))
     batch = sampler_of(LastShown(finals, "terminated")).sample((0, 0)).batch
-    assert not len(batch.final_rows), "nobody reads it"
+    assert not len(batch.final_rows), "it is never read"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_fragment_of_nothing_but_resets_has_no_segments() -> None:
     assert after["segment_offsets"].tolist() == [0, 0]
 
 
-# A sampler that begins anew does what a new one does, whatever it did before.
+# A reset sampler does the same as a new one.
 
 
 BEGINNING_ANEW_STEPS = 7

@@ -100,7 +100,7 @@ def test_time_is_booked_while_a_receipt_is_made() -> None:
     deliveries = Deliveries(cast(Attachment, attachment))
 
     class Slow(defaultdict[str, float]):
-        """Somebody books time in the midst of whoever goes through it."""
+        """A thread books time while another goes through it."""
 
         def __iter__(self) -> Iterator[Any]:
             for key in super().__iter__():

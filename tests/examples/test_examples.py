@@ -68,7 +68,7 @@ def test_an_algorithm_of_ones_own_is_trained_with(tmp_path: Path, run_python: Ru
     output = run_python(EXAMPLES / "own_algorithm.py")
     summary, run_dir = summary_and_run(tmp_path)
     assert summary["solved"], output
-    assert evaluated(output) > 200, "a pole that nobody balances falls after 22 steps"
+    assert evaluated(output) > 200, "without a policy, the pole falls after 22 steps"
     config = read(run_dir).config
     assert config["algorithm"] == "__main__:MyAlgorithm"
     assert config["grad_clip"] == 10.0, "a default of its own"
@@ -81,7 +81,7 @@ def test_an_algorithm_that_is_derived_from_dqn_is_trained_with(
     output = run_python(EXAMPLES / "own_dqn.py")
     summary, run_dir = summary_and_run(tmp_path)
     assert summary["solved"], output
-    assert evaluated(output) > 150, "a pole that nobody balances falls after 22 steps"
+    assert evaluated(output) > 150, "without a policy, the pole falls after 22 steps"
     read_back = read(run_dir)
     assert read_back.config["algorithm"] == "__main__:MunchausenDqn"
     state: Any = read_back.tree["default"]
@@ -105,7 +105,7 @@ def test_a_part_of_ones_own_is_trained_with(
     output = run_python(EXAMPLES / f"{name}.py")
     summary, run_dir = summary_and_run(tmp_path)
     assert summary["solved"], output
-    assert evaluated(output) > 100, "a pole that nobody balances falls after 22 steps"
+    assert evaluated(output) > 100, "without a policy, the pole falls after 22 steps"
     state: Any = read(run_dir).tree["default"]
     assert parameter in state["parameters"]
 

@@ -58,7 +58,7 @@ def test_a_core_around_another_adds_one_over_the_root_of_visits() -> None:
     }
     state = core.init(seed=0)
     state = core.step(state, columns).state
-    # Each feature counts as seen once before: √(1 / 3), √(1 / 2), and nothing where nobody looked.
+    # Each feature counts as seen once before: √(1 / 3), √(1 / 2), and nothing for the unseen one.
     expected = torch.tensor([[1 + 2 / 3**0.5, 2 / 3**0.5, 2 / 2**0.5, 0.0]])
     torch.testing.assert_close(inner.rewards, expected)
     core.step(state, columns)
@@ -69,7 +69,7 @@ def test_a_core_around_another_keeps_what_the_other_learns_from() -> None:
     example = runpy.run_path(str(EXAMPLES / "intrinsic_reward.py"))
     make = partial(QNetwork, example["OBSERVATIONS"], example["ACTIONS"], {})
     core = example["Curious"](Dqn(make, DqnConfig(n_step=1)), features=2, scale=2.0)
-    assert isinstance(core.data_source(), Replay), "who copies the example copies this, too"
+    assert isinstance(core.data_source(), Replay), "a copy of the example has this, too"
 
 
 @pytest.mark.long

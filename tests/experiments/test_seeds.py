@@ -122,7 +122,7 @@ def test_ctrl_c_ends_the_runs_in_order_and_they_can_go_on(
         file.write_text(file.read_text().replace("reward_scale = 2.0", "reward_scale = 1.0"))
     assert status_of("train", "--resume", directory) == 2, "it says that --seeds is missing"
     assert status_of("train", "--resume", directory, "--seeds", 2) == 0
-    assert len(metrics.read_text().splitlines()) == 10, "it went on, and was not begun anew"
+    assert len(metrics.read_text().splitlines()) == 10, "it continued, and did not restart"
     assert "interquartile mean of 2 seeds" in capsys.readouterr().out
 
 

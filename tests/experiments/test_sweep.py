@@ -160,13 +160,13 @@ def test_ctrl_c_ends_trials_in_order_and_a_resumed_sweep_goes_on_with_them(
     assert [row["ended"] for row in rows(directory)] == ["complete"] * 4
     for row, before in zip(rows(directory), settings, strict=False):
         assert float(row["lr"]) == pytest.approx(before["lr"])
-        assert lines(directory, int(row["trial"])) == 10, "its run went on, and was not begun anew"
+        assert lines(directory, int(row["trial"])) == 10, "its run continued, and did not restart"
     assert len({row["lr"] for row in rows(directory)}) == 4
 
 
 @pytest.mark.usefixtures("scripted_runs")
 def test_a_sweep_that_was_killed_can_be_resumed(tmp_path: Path) -> None:
-    """Then Optuna has trials that nobody ends, perhaps one that has no run yet."""
+    """Optuna then has unfinished trials, perhaps one without a run."""
     directory = tmp_path / "sweep"
     scripted(directory, {"lr": "1..2"}, trials=2)
     storage = f"sqlite:///{directory / 'study.db'}"
@@ -317,7 +317,7 @@ def test_a_tenth_without_a_line_counts_with_what_was_known_by_then(trials: Trial
     for _ in range(5):
         assert not trials.is_pruned((28, 28.0), (58, 58.0), (100, 100.0))
     assert not trials.is_pruned((30, 31.0), (60, 61.0), (100, 101.0)), "the best of six"
-    assert trials.is_pruned((20, 20.0), (50, 27.0)), "behind those that last said 28"
+    assert trials.is_pruned((20, 20.0), (50, 27.0)), "behind the ones that last reported 28"
 
 
 def test_no_trial_is_pruned_by_few_that_had_a_return_so_early(trials: Trials) -> None:
@@ -417,7 +417,7 @@ def test_a_learner_has_the_metrics_that_its_configuration_names(
 
 def test_the_metrics_of_ones_own_algorithm_and_of_its_optimizers_are_let_through() -> None:
     own = RunConfig.from_flat({"algorithm": "support.own_algorithms:Learning"})
-    must_be_a_metric("modules/default/whatever", own)
+    must_be_a_metric("modules/default/anything", own)
     optimizers = {"value": {"parameters": ["value*"], "lr": 1e-3}}
     must_be_a_metric("modules/default/lr_value", RunConfig.from_flat({"optimizers": optimizers}))
 

@@ -1,4 +1,4 @@
-"""What simulators with several agents may not say: each gets one sentence, and nobody else."""
+"""Faults of simulators with several agents: one sentence, only to the one at fault."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_an_agent_waits_for_its_own_action_alone(world: AgentsWorld) -> None:
         simulator.hear()
         simulator.send(steps=pb.StepBatch(seq=1, agents=[rows(0)]))
         simulator.hear()
-        world.runner._asked.clear()  # nobody asks for samples any more
+        world.runner._asked.clear()  # samples are no longer requested
         simulator.send(steps=pb.StepBatch(seq=2, agents=[rows(1)]))
         code, text = refused(simulator.step(pb.StepBatch(seq=3, agents=[rows(1)])))
         world.ask("rows", "columns")

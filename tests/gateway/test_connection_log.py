@@ -1,4 +1,4 @@
-"""People are told who comes to a gateway, who leaves, who is refused, and how a batch fills up."""
+"""A gateway logs arrivals, departures, refusals, and how a batch fills up."""
 
 from __future__ import annotations
 

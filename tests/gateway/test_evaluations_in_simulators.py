@@ -1,4 +1,4 @@
-"""A checkpoint plays whole episodes of simulators, between those that are learned from."""
+"""A checkpoint plays whole episodes of simulators, between training episodes."""
 
 from __future__ import annotations
 

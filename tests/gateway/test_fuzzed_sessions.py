@@ -1,4 +1,4 @@
-"""Simulators that do whatever they may, and more, at a gateway whose books are kept twice.
+"""Simulators with random behaviour at a gateway whose books are kept twice.
 
 A story is some hundred things that happen to one gateway. After each of them nothing was raised,
 every step is somewhere and batches hold what simulators did; when all is over, every step of a
@@ -105,8 +105,8 @@ class Story:
         self.gateway.use(version)
 
     def _settle(self) -> None:
-        """Nobody waits for long while samples are asked for."""
-        for _ in range(2):  # who is welcomed asks again for what it had no answer to
+        """No simulator waits for long while samples are requested."""
+        for _ in range(2):  # a welcomed client repeats its unanswered requests
             exchange(self.simulators)
         for _ in range(100):  # one after the other, where little is asked for
             self.gateway.wait(2 * STALL_SECONDS)
@@ -114,7 +114,7 @@ class Story:
                 each.read()
             if not (self.gateway.asked and any(map(_waits, self.simulators))):
                 return
-        raise AssertionError("somebody waits for ever")
+        raise AssertionError("a simulator waits forever")
 
     def _end(self) -> None:
         """All come back that can, get what they wait for, and leave."""
@@ -167,7 +167,7 @@ class Story:
         self._compare_infos(right)
         if not gateway.wild:
             assert len(missing) == gateway.missing(counts)
-            assert not gateway.ended - may_end, "the return of an episode that nobody saw"
+            assert not gateway.ended - may_end, "the return of an episode that was never seen"
 
     def _compare_infos(self, right: set[Simulator]) -> None:
         """What was told of steps is their rewards, over the same episodes."""

@@ -17,7 +17,7 @@ from juggler.envrunner.config import EnvRunnerConfig
 
 
 def free_port(behind: int) -> int:
-    """A port that is free, as is the one so many behind it."""
+    """A free port, with another free one N behind it."""
     while True:
         port = int(free_address().rpartition(":")[2])
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + behind)):

@@ -1,4 +1,4 @@
-"""Who gets in at a gateway with TLS and a token, and what the others are told."""
+"""TLS and a token at a gateway: which clients get in, and the others' errors."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from support.network import Network
 from juggler.client import connect, connection
 from juggler.gateway import transport
 
-#: Found within three seconds, in place of half a minute.
+#: Found within three seconds, instead of half a minute.
 _SOON = {
     "grpc.keepalive_time_ms": 500,
     "grpc.keepalive_timeout_ms": 2000,

@@ -1,4 +1,4 @@
-"""Who acts for the agents of simulators, where that is drawn when an episode begins."""
+"""Players of simulators' agents are drawn when an episode begins."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_row_that_ends_an_episode_and_begins_one_is_split_between_who_acted_an
     world.ask("zero", "one", rounds=3)
     episodes = [drawn(environment, 12) for environment in range(4)]
     number = ("zero", "one")
-    got: Counter[tuple[str, float]] = Counter()  # rewards by who acted for them
+    got: Counter[tuple[str, float]] = Counter()  # rewards by the player that acted
     mixed = changed = 0
     for t in range(12):
         # Environment e has its first t episodes behind it, each of one step.
@@ -277,7 +277,7 @@ def league(make_world: Make, **keys: Any) -> AgentsWorld:
 
 
 def ask(world: AgentsWorld, *line_ups: tuple[int, str, str], **at_least: int) -> None:
-    """Ask for a round, and bring line-ups: an id, who plays column, and who plays row."""
+    """Request a round with line-ups: an id, column's player and row's player."""
     requests = world.requests(**(at_least or {"main": 0}))
     for match_id, *players in line_ups:
         requests[0].line_ups.add(match_id=match_id, attempt=1, players=players)

@@ -65,7 +65,7 @@ def _two_messages(goes_on: threading.Event) -> Any:
 def test_those_that_vanished_make_room_for_others_and_those_that_are_here_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As where a simulator of many environments crashes and begins anew, again and again."""
+    """A simulator of many environments that crashes and restarts repeatedly."""
     monkeypatch.setattr(session_manager, "MOST_ENVIRONMENTS", 5)
     with GatewayWorld(rows=1) as world:
         stays = world.connect(environments=2)

@@ -121,7 +121,7 @@ def test_a_copy_that_owes_a_message_hangs_and_one_that_waits_for_an_answer_does_
     of(world)._deadline = 0.1
     eventually(lambda: copy.seen)
     looks = [of(world)._looked_at]
-    while len(looks) < 8:  # it waits for an action that nobody has asked for
+    while len(looks) < 8:  # it waits for an action of a step that was not requested
         eventually(lambda: of(world)._looked_at != looks[-1])
         looks.append(of(world)._looked_at)
     assert copy.silent == 0.0

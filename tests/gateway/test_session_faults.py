@@ -1,4 +1,4 @@
-"""What simulators do wrong, and those that vanish, come back, dawdle or cannot wait."""
+"""Faults of simulators: they vanish, come back, are slow, or cannot wait."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def exported_once(graph: ActingGraph, optimize: bool) -> Any:
     if not EXPORTED:
         EXPORTED.append(to_onnx(graph, optimize).model_proto)
     (model,) = EXPORTED
-    return SimpleNamespace(model_proto=copy.deepcopy(model))  # who has it takes its weights out
+    return SimpleNamespace(model_proto=copy.deepcopy(model))  # its owner takes its weights out
 
 
 @pytest.fixture

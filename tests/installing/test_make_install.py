@@ -1,4 +1,4 @@
-"""Which torch `make install` takes, as far as that is the Makefile's to decide."""
+"""The Makefile's choice of torch in `make install`."""
 
 from __future__ import annotations
 

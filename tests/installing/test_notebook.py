@@ -40,7 +40,7 @@ def test_a_notebook_shows_progress_pictures_and_results(tmp_path: Path, installe
     assert "CartPole-v1 with impala until 30k steps" in said, "a line of progress"
     (shown,) = (out["data"]["image/png"] for out in picture)
     assert base64.b64decode(shown).startswith(b"\x89PNG")
-    assert updated == [], "the picture was drawn anew where it stood"
+    assert updated == [], "the picture was redrawn in place"
     (table,) = (out["data"] for out in result if "text/html" in out.get("data", {}))
     assert "<table>" in table["text/html"]
     assert "ended (stop_steps)" in table["text/html"]

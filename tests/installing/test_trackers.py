@@ -42,7 +42,7 @@ def record(alone: Alone, tracker: str, recorded: str) -> None:
     Args:
         alone: where.
         tracker: its name.
-        recorded: defines `recorded`, which tells whether it has a checkpoint of the run already.
+        recorded: defines `recorded`, which returns whether it already has a checkpoint of the run.
     """
     script = SCRIPT.replace("TRACKER", tracker).replace("RECORDED", recorded)
     refused = alone.try_to_run("-c", script)

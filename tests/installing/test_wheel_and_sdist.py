@@ -36,7 +36,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert about["Requires-Python"] == ">=3.11"
     classifiers = about.get_all("Classifier") or []
     versions = {each.rpartition(" ")[2] for each in classifiers if ":: 3." in each}
-    assert versions == {"3.11", "3.12", "3.13", "3.14"}, "those that it is tested with"
+    assert versions == {"3.11", "3.12", "3.13", "3.14"}, "the tested ones"
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(about.get_all("Provides-Extra") or []) == extras["optional-dependencies"].keys()
 

@@ -129,7 +129,7 @@ def test_a_distribution_around_one_of_torch_can_be_exported(
     (action,) = model_of(path, module=HeavyTailed).run(["action"], {"observation": seen})
     expected = juggler.load_policy(path, module=HeavyTailed).act(seen)[0]
     np.testing.assert_allclose(action, expected, rtol=1e-5, atol=1e-5)
-    with _EXPORTING, pytest.raises(ValueError, match="scale"):  # nobody else exports meanwhile
+    with _EXPORTING, pytest.raises(ValueError, match="scale"):  # no other thread exports meanwhile
         torch.distributions.Laplace(0.0, -1.0)  # checks as before
 
 

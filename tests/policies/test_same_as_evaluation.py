@@ -165,7 +165,7 @@ class _Attached:
 def test_the_evaluator_of_a_run_plays_a_checkpoint_as_it_is(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights, memory and what connectors had learned, whatever it played before."""
+    """Weights, memory and the connectors' statistics, for anything played before."""
     keys = RUNS[name]
     # All tests after it would step back, too.
     monkeypatch.setattr(envrunner_worker, "step_back", lambda _: None)

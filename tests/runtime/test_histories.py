@@ -78,7 +78,7 @@ def _watch_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _pings_end_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gRPC ends a connection whose ping a stopped driver could not hear answered."""
+    """gRPC ends a connection when a stopped driver cannot read the answer to its ping."""
     monkeypatch.setattr(hub, "WATCHFUL_SERVER_OPTIONS", SERVER_OPTIONS)
 
 

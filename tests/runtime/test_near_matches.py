@@ -65,7 +65,7 @@ def test_the_closest_name_is_one_that_was_probably_meant(
         (list[str], "a list of strings"),
         (list[Any], "a list"),
         (tuple[float, float], "a list of 2 numbers"),
-        (Annotated[list[int], "whatever"], "a list of whole numbers"),
+        (Annotated[list[int], "sizes"], "a list of whole numbers"),
         (dict[str, Any], "a table"),
         (dict[str, dict[str, Any]], "a table of tables"),
         (list[str | dict[str, Any]], "a list of strings or tables"),
@@ -88,7 +88,7 @@ def test_a_value_is_shown_as_in_a_file_and_by_its_kind_where_it_is_long() -> Non
     assert shown(np.zeros(2)) == "an object of type ndarray"
 
 
-# Errors for readers who may have written some of the frames.
+# Errors for readers that may have written some of the frames.
 
 
 _CALLS = re.compile(r"^  \[(a call|\d+ calls) in Juggler, to (\S+), line \d+, in (\S+)\]$", re.M)
@@ -141,7 +141,7 @@ def test_an_error_of_juggler_alone_is_shown_whole() -> None:
     assert "structures.py" in traceback_of(error)
 
 
-# Types in somebody's code that are imported for a type checker alone. Until Python 3.13 they are
+# Types in users' code that are imported for a type checker only. Until Python 3.13 they are
 # words, or their file has the future import of annotations; from 3.14 on they need neither.
 
 
@@ -157,7 +157,7 @@ if TYPE_CHECKING:
     from not_there import Elsewhere
 
 
-class Hears(juggler.Callback):
+class Events(juggler.Callback):
     def on_end(self, run: Run, summary: "Elsewhere" if EARLY else Elsewhere) -> None:
         pass
 
@@ -205,7 +205,7 @@ def test_parameters_and_typed_names_are_told(mine: ModuleType) -> None:
 def test_a_callback_a_connector_a_builder_and_an_algorithm_may_have_such_types(
     mine: ModuleType,
 ) -> None:
-    assert checked([hears := mine.Hears()]) == (hears,)
+    assert checked([events := mine.Events()]) == (events,)
     space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
     config = ConnectorsConfig(env_to_module=[{"use": "mine:Adds", "more": 2}])
     pipeline = build_env_to_module(config, space, space, {"mine:Adds": mine.Adds})

@@ -1,4 +1,4 @@
-"""Files that somebody else may have put into a run's directory."""
+"""Files that others may have put into a run's directory."""
 
 from __future__ import annotations
 

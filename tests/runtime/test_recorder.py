@@ -302,7 +302,7 @@ def test_private_names_that_mean_something_else_stop_recordings(
     assert caplog.text.count("torch cannot record operations here") == 1
 
 
-# TorchScript's interpreter makes recorded operations as they were made, whatever they read.
+# TorchScript's interpreter repeats recorded operations, with any inputs.
 
 
 _LIBRARY = torch.library.Library("juggler_tests", "DEF")

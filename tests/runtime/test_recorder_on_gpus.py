@@ -133,7 +133,7 @@ def test_every_algorithm_learns_the_same_with_graphs(
     near(plain.state, repeated.state)
     recordings = repeated.core._recordings
     assert not recordings._is_off
-    # The optimizer's step has the same shapes in each update, whatever a loss may have.
+    # The optimizer's step has the same shapes in each update, even if a loss does not.
     assert recordings._recorded > (0 if needs_memory(name) else 1)
 
 
@@ -142,7 +142,7 @@ class Watched:
 
     Attributes:
         fit: whether each of the functions could be captured.
-        copied: how many tensors that are no inputs each of them had made anew from the host.
+        copied: tensors, other than inputs, that each of them copied again from the host.
     """
 
     def __init__(self) -> None:

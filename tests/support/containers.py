@@ -55,7 +55,7 @@ class Engine:
     """A daemon with a directory, a socket and a containerd of its own, and no default bridge.
 
     Attributes:
-        directory: for its data and whatever a test adds.
+        directory: for its data and the files of a test.
     """
 
     def __init__(self) -> None:
@@ -230,14 +230,14 @@ class Cluster:
         return self._engine.run("docker", *arguments).strip()
 
     def containers(self, service: str, *options: str) -> list[str]:
-        """Ids of those that run, in the order of their numbers."""
+        """Ids of the running ones, in the order of their numbers."""
         whose = f"--filter={self._project}", f"--filter=label=com.docker.compose.service={service}"
         number = '{{.Label "com.docker.compose.container-number"}} {{.ID}}'
         lines = self.docker("ps", *options, *whose, "--format", number).splitlines()
         return [line.split()[1] for line in sorted(lines, key=lambda each: int(each.split()[0]))]
 
     def ended(self, service: str, number: int) -> list[str]:
-        """Ids of those that have ended, as soon as so many have."""
+        """Ids of the ended ones, as soon as there are N."""
 
         def found() -> list[str]:
             return self.containers(service, "--all", "--filter", "status=exited")
@@ -289,7 +289,7 @@ class Cluster:
         self.wait_until(lambda: self.newest()["env_steps_trained"] > goal, "training goes on")
 
     def wait_for_workers(self, env_runners: int, learners: int = 2) -> None:
-        """Until a line of metrics that is still to come has so many."""
+        """Wait for a new line of metrics with this many."""
         before = len(self.lines())
 
         def all_there() -> bool:
@@ -300,7 +300,7 @@ class Cluster:
         self.wait_until(all_there, f"{env_runners} EnvRunners and {learners} learners")
 
     def wait_for_event(self, text: str, after: int) -> None:
-        """Until somebody was told so, beyond so many other events."""
+        """Wait for this event, skipping at most N others."""
         self.wait_until(lambda: any(text in each for each in self.events()[after:]), text)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A driver core among fake processes, and what must hold whatever they do."""
+"""A driver core among fake processes, and its invariants."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class ModuleBooks:
         self.closed: set[int] = set()
         self.leaves = False
         self.leavers: set[WorkerKey] = set()  # learners that are to leave
-        self.ignored: set[WorkerKey] = set()  # of these, those that are in no group any more
+        self.ignored: set[WorkerKey] = set()  # the ones of these that are in no group any more
 
     def expect(self, event: Event) -> None:
         """Book the event here, as the rules have it."""
@@ -450,7 +450,7 @@ class World(Processes):
         super().__init__(dict(settings))
         self.first = tuple(settings)
         self.added: dict[str, int] = {}  # whose learners train it: the number of one of the first
-        self.gone: list[ModuleBooks] = []  # of modules that were let go
+        self.gone: list[ModuleBooks] = []  # of released modules
         self.plays: dict[WorkerKey, set[str]] = {}  # the modules that a runner has
         self.core = DriverCore({key: ModuleStart(each) for key, each in settings.items()})
         self.known: dict[str, str] = {}
@@ -489,7 +489,7 @@ class World(Processes):
         self.leavers.add(worker)
         for books in self.books.values():
             books.let_go(worker)
-        self.pending = [  # the driver hears of no further module of it
+        self.pending = [  # it reports no further module to the driver
             each
             for each in self.pending
             if not isinstance(each, LearnerJoined)
@@ -498,7 +498,7 @@ class World(Processes):
         self.deliver(LearnerLeaves(*worker))
 
     def stays(self, worker_id: str) -> bool:
-        """Whether there is such a learner, which is not to leave."""
+        """Whether this learner exists and is not to leave."""
         learner = self.learners.get(worker_id)
         return learner is not None and learner.worker not in self.leavers
 

@@ -25,7 +25,7 @@ def main(address: str, config: dict[str, Any], dies_at: str, ready: Event) -> No
     """Args:
     address: of the meeting point.
     config: of the learner.
-    dies_at: the "arrival" of its sample, before the other hears of it, or the "step" that follows.
+    dies_at: the "arrival" of its sample, before the other one knows, or the "step" after it.
     ready: is set before it goes to the meeting point, where the other does not wait for long.
     """
     observations, actions = spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2)

@@ -45,13 +45,13 @@ class FakeStream:
 
 
 class FakeDevice:
-    """In place of `torch.cuda`.
+    """Stands in for `torch.cuda`.
 
     Attributes:
         slow: whether events are over only when the test says so.
         events: that were recorded, in order.
         awaited: events that a thread has waited for.
-        threads: names of those that have set their device.
+        threads: names of threads that have set their device.
     """
 
     def __init__(self) -> None:

@@ -68,7 +68,7 @@ class Step:
 
     Attributes:
         reward: no other step has it.
-        version: of the weights that acted; None: nobody knows.
+        version: of the weights that acted; None: unknown.
         logp: that the simulator gave.
         sent: the gateway got it.
         may_miss: it may be in no batch, but in a counter.
@@ -102,7 +102,7 @@ class Books:
         known: steps that simulators took, by their rewards.
         ended: returns and lengths of episodes that were handed out.
         live: steps that were.
-        wild: some simulator has sent damaged messages, and nobody knows what it did.
+        wild: a simulator has sent damaged messages, so its actions are unknown.
         weights: that there were.
     """
 
@@ -125,7 +125,7 @@ class Books:
         self.live += batch.live_steps
         for i, episode in enumerate(episodes_of(batch)):
             found = [self.known.get(float(reward)) for reward in episode.rewards]
-            assert self.wild or None not in found, "a step that nobody took"
+            assert self.wild or None not in found, "a step that was never made"
             if None in found or any(step.simulator.wild for step in found):
                 continue
             first, last = found[0], found[-1]
@@ -256,7 +256,7 @@ class FakeTime:
 
 
 class InstantPublisher(Publisher):
-    """Nobody runs the model: it need not be one."""
+    """The model is never run, so it need not be one."""
 
     ready = True
 
@@ -437,7 +437,7 @@ class FuzzedGateway(Books):
             + counts["recorded_steps_waiting"]
         )
         assert accounted == counts.get("steps", 0) + counts.get("steps_recorded", 0), counts
-        assert kept.rows.begun == int(open_rows.sum()), "a row belongs to nobody"
+        assert kept.rows.begun == int(open_rows.sum()), "a row has no owner"
         everyone = self.server.manager.sessions.by_id.values()
         assert len(kept) == sum(len(s.agents) * s.environments for s in everyone)
 

@@ -1,4 +1,4 @@
-"""Simulators that do whatever they may, and remember it; and that go wild."""
+"""Simulators with random behaviour, valid or wild, that remember it."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Simulator:
         inbox: what is on its way to the gateway; None: that nothing more comes.
         unanswered: by seq, messages and what they tell.
         told: seqs that the gateway has got.
-        wild: it has sent damaged messages: whatever it gets is right.
+        wild: it has sent damaged messages: every answer is right.
         ended: returns and lengths of episodes that the gateway knows the end of.
-        may_end: and of those that it may know the end of.
+        may_end: and of episodes whose end it may know.
     """
 
     mode: Any = pb.REMOTE_INFERENCE
@@ -421,14 +421,14 @@ class Several(Remote):
         self.ask("steps", told, agents=parts)
 
     def _over(self, ended: set[int]) -> set[int]:
-        """The environments in which everybody who takes part ends now."""
+        """The environments in which all agents end now."""
         running = {n for n, place in enumerate(self.places) if place.runs}
         return {n // self.agents for n in ended} - {n // self.agents for n in running - ended}
 
     def _add(
         self, rows: pb.Rows, n: int, ends: str, over: set[int], told: Told, finals: list[Any]
     ) -> Any:
-        """One row of an agent -> what it shows. The last observations of those who are truncated
+        """One row of an agent -> what it shows. The last observations of truncated agents
         go to `finals`."""
         place, is_over = self.places[n], n // self.agents in over
         place.due = True
@@ -462,7 +462,7 @@ def _chosen(part: pb.Actions) -> list[tuple[int, Version]]:
 
 
 class Local(Simulator):
-    """It acts with policies of the gateway, or somebody else did."""
+    """It acts with policies of the gateway, or with another's."""
 
     mode = pb.LOCAL_INFERENCE
     info_names = ("recorded",)

@@ -237,7 +237,7 @@ class GatewayWorld:
 
 
 class RawSimulator:
-    """One stream, and whatever messages a test wants on it."""
+    """One stream, with any messages of a test."""
 
     def __init__(self, address: str, token: str = "") -> None:
         self._channel = grpc.insecure_channel(address)
@@ -272,7 +272,7 @@ class RawSimulator:
         self._outgoing.put(message)
 
     def hear(self) -> pb.ToSimulator:
-        """The next message, but for what gateways say to those who wait for a second."""
+        """The next message, except for gateways' messages to clients that wait for a second."""
         answer = self.hear_anything()
         while answer.notice.kind == pb.Notice.WAITING:
             answer = self.hear_anything()
@@ -480,7 +480,7 @@ def play(
     kind: type[Wandering] = Wandering,
     **options: Any,
 ) -> list[Played]:
-    """One environment, for so many steps and to the end of the episode.
+    """One environment, for N steps and to the end of the episode.
 
     Args:
         world: has the gateway.
@@ -520,7 +520,7 @@ def play(
 
 
 def play_together(session: Any, count: int, steps: int) -> list[Played]:
-    """So many environments of one session, so many steps of each; those that run in the end, too.
+    """N environments of one session, N steps of each; including unfinished ones.
 
     Args:
         session: of that many environments.

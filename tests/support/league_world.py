@@ -41,7 +41,7 @@ def begun(
 
 
 def ready(league: League, commands: Iterable[Command]) -> list[Command]:
-    """Whoever was added, copied or reset is ready. Returns the commands."""
+    """Report added, copied and reset players as ready; return the commands."""
     commands = list(commands)
     for command in commands:
         match command:
@@ -75,7 +75,7 @@ class Asking(LeagueBuilder):
         return self.inner.match(results)
 
     def change(self, league: League, *wanted: Any) -> list[Command]:
-        """Have the league do this. Whoever is new is ready."""
+        """Have the league do this; report new players as ready."""
         self.wanted = list(wanted)
         return ready(league, league.build())
 
@@ -115,7 +115,7 @@ class RockPaperScissors:
     """Players of rock, paper, scissors: softmax policies, trained by REINFORCE.
 
     Args:
-        league: says who plays whom.
+        league: pairs the players.
         seed: of the initial policies and of the actions.
         scripted: by source, the policy of players that do not learn.
         batch: matches for one update.
@@ -168,7 +168,7 @@ class RockPaperScissors:
         return softmax(self.logits[player])
 
     def update(self) -> None:
-        """Play `batch` matches, and train whoever learns by those that it took part in."""
+        """Play `batch` matches, and train each learning player by its own matches."""
         gradients: dict[str, np.ndarray] = {}
         steps: dict[str, int] = {}
         policies = {player: softmax(logits) for player, logits in self.logits.items()}

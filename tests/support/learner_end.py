@@ -1,4 +1,4 @@
-"""A learner's end of the episodes' stream on a Unix socket, and what senders hear of it."""
+"""A learner's end of the episodes' stream on a Unix socket, and what senders learn from it."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ class Senders:
     def send_until_one_arrives(self, sender: EpisodeSender, first_id: int) -> int:
         """The id of the batch that got through; all before it were lost.
 
-        A stream that broke is found broken when its end is heard of; a batch that comes before
-        that is lost too. So are those that come while the channel waits before it dials again.
+        A broken stream is found when its end is reported; a batch that comes before
+        that is lost too. So are batches that come while the channel waits before it dials again.
         """
         deadline = time.monotonic() + PATIENCE
         for batch_id in count(first_id):

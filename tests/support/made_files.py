@@ -42,7 +42,7 @@ def made(
     *,
     old: float = 100.0,
 ) -> Path:
-    """The directory of a run that wrote so many seconds ago."""
+    """The directory of a run that last wrote N seconds ago."""
     (run_dir / "checkpoints" / "000000007").mkdir(parents=True)
     (run_dir / "config.toml").write_text(CONFIG)
     append(run_dir, *lines)
@@ -103,7 +103,7 @@ _LITTLE = 4096  # bytes
 
 
 def without_locks(*_: object) -> None:
-    """Refuse a lock, as a file system does that has none: in place of `fcntl.flock`."""
+    """Refuse a lock, as `fcntl.flock` does on a file system without locks."""
     raise OSError(errno.ENOLCK, "No locks available")
 
 
@@ -138,7 +138,7 @@ class Disk:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, self._limits)
 
     def close(self) -> None:
-        """Whatever is mounted goes."""
+        """Unmount everything."""
         while self._mounted and _done("umount", "--lazy", "--recursive", self.path):
             pass
 

@@ -41,8 +41,9 @@ class Network:
         return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     def cut(self, *ways: str) -> None:
-        """Nothing gets through any more, the end of a connection neither: from whoever dialed
-        ("there"), to it ("back"), or both."""
+        """Let nothing through, not even the end of a connection.
+
+        From the process that dialed ("there"), to it ("back"), or both."""
         for way in ways or self._up:
             self._loop.call_soon_threadsafe(self._up[way].clear)
 
@@ -52,7 +53,7 @@ class Network:
             self._loop.call_soon_threadsafe(up.set)
 
     def break_one(self, link: str, draws: random.Random) -> None:
-        """Reset a connection of this link at both of its ends, whatever is under way in it. Nothing
+        """Reset a connection of this link at both of its ends, with messages in transit. Nothing
         happens where there is none."""
 
         async def reset() -> None:
@@ -135,8 +136,8 @@ class Network:
 
 
 def free_address() -> str:
-    """ "127.0.0.1:port" that nobody listens at, nor soon will: one of those ports that the kernel
-    gives to whoever asks for any might be another's by the time that it is used."""
+    """ "127.0.0.1:port" without a listener, now or soon: one of the ports that the kernel
+    gives on request might belong to another process once it is used."""
     while True:
         port = 20_000 + secrets.randbelow(12_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

@@ -206,7 +206,7 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def checkpoints(run_dir: Path) -> list[Path]:
-    """Those behind the first update: from one of before nobody is said to go on."""
+    """Runners after the first update: none continues from an earlier one."""
     return sorted(run_dir.glob("checkpoints/0*[1-9]*"))
 
 
@@ -253,7 +253,7 @@ def trained_steps(run_dir: Path) -> int:
 
 
 def trains_on(run_dir: Path, run: Command, more: int = 0, seconds: float = 60) -> None:
-    """Wait until the run has trained on more steps than now, by at least so many."""
+    """Wait until the run has trained on more steps than now, by at least N."""
     reached = trained_steps(run_dir) + more
     eventually(lambda: trained_steps(run_dir) > reached, seconds, lambda: run.output)
 

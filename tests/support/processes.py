@@ -27,7 +27,7 @@ from juggler.runtime.actors.supervisor import Exited, RestartPolicy
 
 
 def end_forkserver() -> None:
-    """Whoever needs one next starts another one. Nothing may run that this one has started."""
+    """The next user starts another one. No process of this one may run."""
     processes.cool_down()
     server: Any = forkserver._forkserver  # type: ignore[attr-defined]
     server._stop()  # one that is not Juggler's
@@ -35,7 +35,7 @@ def end_forkserver() -> None:
 
 def have_jugglers_forkserver() -> None:
     """Start it, unless it is there. That of environments of a test before has no torch, which each
-    worker would import anew."""
+    worker would import again."""
     if not processes._is_ours():
         end_forkserver()
     processes.warm_up()

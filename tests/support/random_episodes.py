@@ -37,7 +37,7 @@ class Fragment:
     columns: dict[str, Any]
     first: np.ndarray  # [N, T] as the runner knows it
     pasts: list[list[Past]]  # [N][T] before the action
-    last_pasts: list[Past | None]  # [N] None where nobody learns from what follows
+    last_pasts: list[Past | None]  # [N] None where the rest is not learned from
     final_pasts: list[Past]  # [K]
 
 

@@ -1,4 +1,4 @@
-"""An EnvRunner with real streams, and the ends of those that a driver and learners have."""
+"""An EnvRunner with real streams, and the driver's and learners' ends of them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PLAYED_BY = {
 
 
 class Driver:
-    """The driver's place on the attach stream: gives commands, and hears what the runner says."""
+    """The driver's place on the attach stream: gives commands, and reads the runner's messages."""
 
     run_id, incarnation, worker_id = "run", "incarnation", "envrunner-0"
     held_up_by: Any = None
@@ -280,7 +280,7 @@ class RunnerWorld:
     def _run(self) -> None:
         try:
             self.runner.run()
-        except Exception:  # the driver has heard of it
+        except Exception:  # the driver knows of it
             pass
         finally:
             self.runner.close()

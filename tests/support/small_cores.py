@@ -55,7 +55,7 @@ def samples_of(make_batch: MakeBatch, count: int) -> list[Any]:
 
 
 def copied(state: Any) -> Any:
-    """The same state in tensors of its own: a step may change those that it is given."""
+    """The same state in tensors of its own: a step may change its arguments."""
     return tree_map(torch.clone, state)
 
 

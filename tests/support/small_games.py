@@ -108,7 +108,7 @@ class DesertedTag(Tag):
 
 
 class Pair(Tag):
-    """Both choose a number; who chose the larger one gets 1, and the other loses 1."""
+    """Both choose a number; the larger one gets 1, the other one -1."""
 
     possible_agents = ("left", "right")  # type: ignore[assignment]
     length = 4

@@ -18,8 +18,8 @@ class TMaze(gymnasium.Env[Floats, int]):
     """A corridor with a sign at its start, which says where to turn at its end.
 
     Observations: the sign (-1 or 1; 0 from the second step on), and whether this is the end.
-    Actions: 0 goes on, 1 and 2 turn. Turning in the corridor costs 0.1, and so does going on at its
-    end; the right turn there is worth 1, the wrong one -1. Who does not remember gets 0 at best.
+    Actions: 0 walks, 1 and 2 turn. Turning in the corridor costs 0.1, and so does walking at its
+    end; the right turn there is worth 1, the wrong one -1. Without memory, the best return is 0.
     """
 
     def __init__(self, length: int) -> None:

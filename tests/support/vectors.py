@@ -57,7 +57,7 @@ def vector_of_functions(
 
 
 def seeds_of(kind: str, seed: int, count: int) -> list[int]:
-    """What the environments of such a vector are seeded with, when it is given a seed."""
+    """Seeds of a vector's environments, from the vector's seed."""
     seeds = environment_seeds(seed, count)
     return [seeds[0] + i for i in range(count)] if kind == "native" else seeds
 

@@ -88,7 +88,7 @@ def same(weights: Weights, version: Version, size: int = 4) -> bool:
 
 
 def subscribe_by_hand(channel: grpc.Channel) -> Any:
-    """A stream of weights that nobody reads but the test."""
+    """A stream of weights that only the test reads."""
     request = episodes_pb2.Subscription(
         module_id="default", subscriber="envrunner-0"
     ).SerializeToString()
@@ -184,7 +184,7 @@ class ReaderProcess:
     def signal(self, number: int) -> None:
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
-        if number == STOP:  # until one of its threads hears of that, the others go on
+        if number == STOP:  # until one of its threads reads that, the others continue
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def kill(self) -> None:

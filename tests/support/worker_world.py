@@ -1,4 +1,4 @@
-"""A LearnerWorker with its streams, and the ends of those that a driver and an envrunner have."""
+"""A LearnerWorker with its streams, and the driver's and EnvRunner's ends of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MAX_STALENESS = 2
 
 
 class Driver:
-    """The driver's place on the attach stream: gives commands, and hears what the worker says."""
+    """The driver's place on the attach stream: gives commands, and reads the worker's messages."""
 
     run_id = "run"
     incarnation = "learner"
@@ -182,7 +182,7 @@ class World:
         self.driver.tell(command)
 
     def updated(self, *batch_ids: int) -> training_pb2.UpdateDone:
-        """The answer to the first update that was asked for and not heard of."""
+        """The answer to the first unanswered request for an update."""
         done = self.driver.hear(training_pb2.UpdateDone())
         assert done.update_id == 77 + batch_ids[0]
         assert sorted(used.batch_id for used in done.batches) == sorted(batch_ids)

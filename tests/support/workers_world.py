@@ -50,7 +50,7 @@ SPACE = spaces_pb2.Space(discrete=spaces_pb2.DiscreteSpace(n=2, dtype=5))
 
 
 class _Hub:
-    """Sends nothing, and keeps what it should have sent, whom it should have let go, and after how
+    """Sends nothing, and keeps what it should have sent, the workers to release, and after how
     many seconds of silence it loses workers of a role."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class WorkersWorld:
 
         file = SimpleNamespace(write_line=keep, taken=False)
         upkeep = PeriodicWork(self.parts, cast(Any, file), [], lambda: None)
-        nothing = cast(Any, None)  # nobody watches
+        nothing = cast(Any, None)  # no watcher
         self._loop = Loop(self.parts, self.worker_events, Mailbox(), upkeep, nothing)
         self.core = next(iter(self.parts.core.modules.values()))
         self.runner = self.join("envrunner")
@@ -167,7 +167,7 @@ class WorkersWorld:
         self.turn()
 
     def turn(self) -> None:
-        """What the loop does when it has heard all that came."""
+        """What the loop does after all messages."""
         self._loop.issue_updates()
         self._loop.finish_updates()
         if not self.parts.end.reached:
@@ -187,7 +187,7 @@ class WorkersWorld:
         return worker
 
     def on_disk(self) -> SnapshotWritten:
-        """What the writer says of a state that has come whole; the driver hears of it."""
+        """The writer's report to the driver about a complete state."""
         (written,) = self.written.gather(timeout=30)
         self.snapshots.done(written)
         return written
@@ -276,7 +276,7 @@ class WorkersWorld:
         return self.asked(self.learner, training_pb2.Snapshot)[-1][0]
 
     def why_dismissed(self, worker: Worker) -> str:
-        """Nobody else was let go."""
+        """No other worker was released."""
         assert [who for who, _ in self._hub.dismissed] == [worker] * len(self._hub.dismissed)
         return self._hub.dismissed[0][1] if self._hub.dismissed else ""
 
@@ -361,7 +361,7 @@ def answer_the_snapshot(
 def begin_an_evaluation(
     world: WorkersWorld, module_id: str = "default", state: Mapping[str, Tree] | None = None
 ) -> SnapshotWritten:
-    """One is due, and an evaluator, who is there, has the checkpoint to play."""
+    """One is due, and an evaluator is ready with the checkpoint to play."""
     evaluations = world.parts.evaluations
     evaluations.want()
     evaluations.begin()
@@ -393,7 +393,7 @@ class Asked(LeagueBuilder):
 
     def match(self, results: Any) -> Any:
         if type(self).fails:
-            raise KeyError("nobody")
+            raise KeyError("unknown")
         return super().match(results)
 
 
@@ -467,7 +467,7 @@ class Changing(World):
         self.take_parts()
 
     def requests(self) -> list[tuple[int, Any]]:
-        """Those that the EnvRunner has not answered."""
+        """Requests that the EnvRunner has not answered."""
         asked = self.asked(self.runner, training_pb2.SampleRequest)
         return [each for each in asked if each[0] not in self.answered]
 

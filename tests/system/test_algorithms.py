@@ -88,7 +88,7 @@ def test_it_learns(place: Place, name: str, seed: int) -> None:
 
 def test_two_runners_and_a_learner_hold_the_ratio_that_they_are_told(place: Place) -> None:
     """The shape of Ape-X: priorities, environments that explore less and less, and a learner that
-    draws each step eight times, whoever is faster."""
+    draws each step eight times, whichever is faster."""
     begin, drawn, ratio = 1000, 64, 8.0
     replay = ("--replay-begin", begin, "--replay-batch-size", drawn, "--replay-ratio", ratio)
     ladder = ("--exploration-epsilon", 0.4, "--exploration-ladder", 7, "--priority-exponent", 0.6)

@@ -1,4 +1,4 @@
-"""What a script hears of a run that trains beside it, what it may do, and what it finds then."""
+"""A script alongside a run: its events, what it may do, and its results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LR = 1.25e-5
 
 
 class Follows(juggler.Callback):
-    """Keeps what it hears, kills an EnvRunner, and fails when it has heard all."""
+    """Keeps its events, kills an EnvRunner, and fails after the last one."""
 
     def __init__(self) -> None:
         self.evaluations: list[juggler.Evaluation] = []
@@ -52,7 +52,7 @@ class Follows(juggler.Callback):
         is_set = metrics.get("modules/default/lr") == pytest.approx(LR)
         heard = self.lost and len(self.evaluations) >= 2 and self.checkpoints
         if heard and is_set and self.updates > 10:
-            raise KeyError("heard all")
+            raise KeyError("got all")
 
     def on_end(self, run: juggler.Run, summary: Any) -> None:
         self.summary = dict(summary)
@@ -78,7 +78,7 @@ def test_a_run_beside_a_script_is_followed_to_an_error_of_its_own(
     assert run.run_dir == tmp_path / "run"
     monkeypatch.chdir("/")  # the run stays where it is
     lines = list(run.metrics())
-    with pytest.raises(KeyError, match="heard all") as raised:
+    with pytest.raises(KeyError, match="got all") as raised:
         run.result(60)
     assert "juggler train --resume" in raised.value.__notes__[0]
     assert follows.lost[0] == "envrunner-0"
@@ -90,7 +90,7 @@ def test_a_run_beside_a_script_is_followed_to_an_error_of_its_own(
     best = follows.summary["best"]
     means = [each.mean for each in follows.evaluations]
     first_best = follows.evaluations[means.index(max(means))]
-    # An evaluation that ends after the error may be better; nobody hears of it.
+    # An evaluation that ends after the error may be better, but is never reported.
     heard_best = (best["return_mean"], best["update"]) == (first_best.mean, first_best.update)
     assert heard_best or (best["return_mean"] > max(means) and best["update"] > first_best.update)
     assert [each.is_best for each in follows.evaluations] == [

@@ -1,4 +1,4 @@
-"""What environments start ends with them, whoever is killed."""
+"""Children of environments end with them, whichever process is killed."""
 
 from __future__ import annotations
 

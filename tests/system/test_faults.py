@@ -108,7 +108,7 @@ def test_two_signals_end_a_run_at_once(place: Place) -> None:
     run = place.start("train", "cartpole", "--run-dir", "run", "--stop-return", 501)
     trains_on(place.path / "run", run)
     for worker in ("envrunner 0", "learner 0"):
-        place.worker(worker).suspend()  # nobody answers any more
+        place.worker(worker).suspend()  # it answers no more
     run.interrupt()
     for _ in range(2):  # the first may be handled late, so that the second counts as the same
         time.sleep(1.0)
@@ -351,7 +351,7 @@ def test_learners_that_lost_their_driver_go_on_from_the_weights_they_had(place: 
             return "\n".join(command.output for command in (driver, *workers))
 
         eventually(lambda: trained_steps(directory) > 10_000, 60, said)
-        network.cut("there")  # learners still hear, and make what they are asked for
+        network.cut("there")  # learners still read, and make the requested updates
         eventually(lambda: status(directory)["queues"]["updates_in_flight"] == 2, 5, said)
         time.sleep(2)  # and it is all the same before a silent learner counts as lost, in 6
         heard = metrics(directory)[-1]["weights_version"][1]
@@ -369,7 +369,7 @@ def test_learners_that_lost_their_driver_go_on_from_the_weights_they_had(place: 
         def all_are_back() -> bool:
             return {worker["state"] for worker in status(directory)["workers"]} == {"ready"}
 
-        eventually(all_are_back, 60, said)  # one that waits for a driver would not hear of the end
+        eventually(all_are_back, 60, said)  # one that waits for a driver would not learn of the end
         driver.process.terminate()
         assert driver.wait(30) == 143, said()
         for worker in workers:
@@ -378,7 +378,7 @@ def test_learners_that_lost_their_driver_go_on_from_the_weights_they_had(place: 
     assert_books_balance(directory)
     versions = [line["weights_version"] for line in metrics(directory)]
     assert versions == sorted(versions)
-    assert update > heard, "the newest weights, which nobody had heard of"
+    assert update > heard, "the newest weights, which were never reported"
     end = summary(directory)
     assert end["weights_version"][0] >= 2
     assert end["weights_version"][1] > update

@@ -41,7 +41,7 @@ def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
     run = place.start("train", "cartpole", *options, *evaluations)
 
     def long_after() -> bool:
-        time.sleep(0.5)  # a look at so many lines takes the run's time
+        time.sleep(0.5)  # reading many lines takes the run's time
         since = solved_at(place.path / "run")
         later = since is not None and trained_steps(place.path / "run") > since + 1_000_000
         return later or run.status is not None

@@ -28,7 +28,7 @@ FAST = {
 # Rows in which an episode goes on from the one before: states travel with them.
 SEQUENCES = FAST | {"fragment_steps": 32, "batch_size": 1000}
 MAZE = SEQUENCES | {"env": "support.toys:TMaze", "env_kwargs": {"length": 6}, "stop_steps": 800_000}
-#: So long that who forgets a little with each step has forgotten the sign at its end.
+#: So long that a policy that forgets a little each step has lost the sign at its end.
 LONG_MAZE = SEQUENCES | {
     "algorithm": "ppo",
     "env": "support.toys:TMaze",

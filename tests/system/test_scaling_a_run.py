@@ -31,7 +31,7 @@ def test_env_runners_come_and_go_while_a_run_goes_on_and_lose_nothing(place: Pla
     eventually(lambda: env_runners(run_dir) == 1, 60, lambda: run.output)
     eventually(lambda: len(workers_in(place.path, "envrunner")) == 1, 30)
     trains_on(run_dir, run)
-    # The numbers of those that left are given again.
+    # The numbers of departed workers are reused.
     assert place.run("scale", "run", "--env-runners", "2").status == 0
     eventually(lambda: env_runners(run_dir) == 2, 60, lambda: run.output)
     workers_in(place.path, "envrunner 1")[0].kill()

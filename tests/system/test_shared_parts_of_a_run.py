@@ -41,7 +41,7 @@ def parts(tree: Mapping[str, Any], module_id: str, prefix: str) -> dict[str, Any
 
 
 def counts(tree: Mapping[str, Any], module_id: str, prefix: str) -> set[float]:
-    """How many updates such parameters have had."""
+    """Number of updates of these parameters."""
     found = parts(tree, module_id, f"{prefix}")
     return {float(x) for name, each in found.items() if name[:7] == "updates" for x in each.flat}
 

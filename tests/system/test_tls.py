@@ -57,7 +57,7 @@ def test_the_four_commands_of_the_page_train_and_show_their_secrets_nowhere(plac
     place.assert_nothing_is_left()
 
 
-#: Options of who would listen beyond loopback, and why it refuses.
+#: Options of a listener beyond loopback, and why it is refused.
 LACKING = (
     ([], "and nothing is encrypted. Pass --tls DIR, which `juggler certs DIR` makes"),
     (["--tls", "tls"], "and there is no token. Pass --token-file FILE"),

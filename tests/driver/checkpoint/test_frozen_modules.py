@@ -97,16 +97,16 @@ def test_a_list_of_modules_needs_equal_spaces_and_random_fits_all() -> None:
 
 
 def test_a_mapping_without_a_table_chooses_among_the_modules_that_have_tables() -> None:
-    keys: dict[str, Any] = {"mapping": "my_file:who", "modules": {"a": {}, "b": {}}}
+    keys: dict[str, Any] = {"mapping": "my_file:pick", "modules": {"a": {}, "b": {}}}
     config = with_agents(RunConfig.from_flat(keys), [GROUP])
     assert config.played_by == dict.fromkeys(("cat", "mouse"), ("a", "b", "random"))
-    assert config.agents.mapping == "my_file:who"
+    assert config.agents.mapping == "my_file:pick"
     with pytest.raises(ConfigError, match="agents 'cat'"):
         with_agents(RunConfig.from_flat(keys), [GROUP, FoundGroup(("dog",), ACTS, ACTS)])
     with pytest.raises(ConfigError, match="there is no module to choose from"):
-        with_agents(RunConfig.from_flat({"mapping": "my_file:who"}), [GROUP])
+        with_agents(RunConfig.from_flat({"mapping": "my_file:pick"}), [GROUP])
     with pytest.raises(ConfigError, match="mapping: the environment"):
-        with_agents(RunConfig.from_flat({"mapping": "my_file:who"}), [FoundGroup((), SEES, ACTS)])
+        with_agents(RunConfig.from_flat({"mapping": "my_file:pick"}), [FoundGroup((), SEES, ACTS)])
 
 
 # -- what they play with --------------------------------------------------------------------------

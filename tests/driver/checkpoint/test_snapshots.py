@@ -86,7 +86,7 @@ class World:
             self.writer.add_chunk(module_id, chunk, last, cast(RunParts, parts))
 
     def written(self) -> SnapshotWritten:
-        """What the thread reports; the driver hears of it."""
+        """What the thread reports to the driver."""
         (written,) = self.events.gather(PATIENCE)
         assert isinstance(written, SnapshotWritten)
         self.writer.done(written)
@@ -132,7 +132,7 @@ def test_connectors_in_a_checkpoint_that_are_none_are_named(world: World) -> Non
 
 def test_a_directory_that_cannot_be_written_is_a_problem_and_no_end(tmp_path: Path) -> None:
     before = tmp_path / "before"
-    (tmp_path / "checkpoints").write_text("a file in place of the directory")
+    (tmp_path / "checkpoints").write_text("a file instead of the directory")
     world = World(tmp_path / "checkpoints", newest=before)
     world.writer.begin(TRAINED)
     world.take(_chunks())
@@ -166,7 +166,7 @@ _NO_STATES = {
     "no chunk": [b"\xff"],
     "a cut one": [_chunks()[0][:-1]],
     "damaged": [_chunks()[0][:-1] + b"\xff"],
-    "begun anew in the middle": [_chunks(size=200)[0]] * 2,
+    "restarted in the middle": [_chunks(size=200)[0]] * 2,
     "no JSON": _chunks(extra="{"),
 }
 

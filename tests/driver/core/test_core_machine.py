@@ -227,7 +227,7 @@ class CoreMachine(RuleBasedStateMachine):
             world.remove_module(module_id)
         world.run(until_updates=3, modules=world.first)
         assert not any(books.leaving() for books in world.books.values()), "it could have left"
-        assert not world.added, "one that was to be let go is not settled"
+        assert not world.added, "a worker to be released is not settled"
         _others_go_on_without_the_first(world)
         _end(world)
 
@@ -249,7 +249,7 @@ def _others_go_on_without_the_first(world: World) -> None:
     world.run(until_updates=5, modules=others)
     assert (
         world.books[first].updates_closed() - made <= world.settings[first].max_updates_in_flight
-    ), "those that were in flight when it died"
+    ), "the ones in flight when it died"
 
 
 def _end(world: World) -> None:

@@ -207,7 +207,7 @@ def test_runners_and_learners_work_side_by_side_however_large_batches_are(
     assert max(simulation.staleness) <= 2 * open_updates
 
 
-# The driver core of a run that is to end after so many steps: nothing is made in vain.
+# The driver core of a run that ends after N steps: nothing is sampled in vain.
 
 
 def stopping(stop_steps: int, start: ModuleStart | None = None) -> DriverCore:
@@ -275,7 +275,7 @@ def test_steps_of_all_modules_count() -> None:
     assert core.held_steps == 200, "what came of the second round is in no update"
 
 
-# How many batches may be open at once, small ones and those that are updates by themselves.
+# How many batches may be open at once, small ones and ones that are a whole update each.
 
 
 @pytest.mark.parametrize(

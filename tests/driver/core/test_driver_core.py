@@ -108,7 +108,7 @@ def test_half_of_the_staleness_is_for_the_queue(
     assert StalenessBudget.of(max_staleness, interval, synchronous=synchronous) == budget
 
 
-# The driver core with modules that share parts: who joins them when, and turns.
+# The driver core with modules that share parts: which learners join them when, and turns.
 
 
 NAMES = ("blue", "red", "third")
@@ -412,7 +412,7 @@ def test_who_waits_to_join_does_so_no_more_when_it_is_to_leave() -> None:
     assert leave(core, 2) == []
     assert leave(core, 3) == []
     told = step(core, LearnerJoined("learner-3", "L"))
-    assert only(FormGroup, told) == [], "nobody who leaves joins"
+    assert only(FormGroup, told) == [], "no leaving learner joins"
     assert core.members == ("learner-0", "learner-1")
     assert not core.modules["default"].admissible
 
@@ -464,7 +464,7 @@ def test_check_notices_a_step_in_no_place() -> None:
         ledger.check()
 
 
-# Rounds: who takes part in them, and what ends them.
+# Rounds: which runners take part in them, and what ends them.
 
 
 def modules_by_round(requests: list[Request]) -> list[tuple[str, ...]]:

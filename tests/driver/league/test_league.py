@@ -1,4 +1,4 @@
-"""The league as a whole: matches, and changes of who is in it."""
+"""The league as a whole: matches, and changes of its players."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Broken(LeagueBuilder):
         ([ResetPlayer("main-0")], "main-0 has not been trained since"),
         ([ResetPlayer("main-0", "main-0")], "main-0 cannot be reset to main-0"),
         ([ResetPlayer("main-0", "random")], "'random' has no weights to begin with"),
-        ([ResetPlayer("main-0", "nobody")], "no player is called 'nobody'"),
+        ([ResetPlayer("main-0", "missing-0")], "no player is called 'missing-0'"),
         ([AddPlayer("main-0", "main")], "has had a player 'main-0': use a new id"),
         ([AddPlayer("main 1", "main")], "'main 1' is not a player id"),
         ([AddPlayer("x", "historical")], "role = 'historical'"),
@@ -83,8 +83,8 @@ def test_a_builder_that_is_wrong_is_told_of_and_the_league_goes_on(wrong, told) 
         (Pairing("main-0", {}), "names no opponents"),
         (Pairing("main-0", {"main-0": float("nan")}), "the weight of 'main-0' is nan"),
         (Pairing("main-0", {"main-0": -1}), "the weight of 'main-0' is -1"),
-        (Pairing("main-0", {"nobody": 1}), "named players that cannot play"),
-        (Pairing("nobody", {"main-0": 1}), "named players that cannot play"),
+        (Pairing("main-0", {"missing-0": 1}), "named players that cannot play"),
+        (Pairing("missing-0", {"main-0": 1}), "named players that cannot play"),
     ],
 )
 def test_a_pairing_that_is_wrong_becomes_self_play_with_a_word(pairing, told) -> None:
@@ -120,7 +120,7 @@ def test_a_player_is_reset_to_a_frozen_player_that_can_play_and_to_no_other(sour
     builder.change(league, FreezePlayer("main-0"))
     league.trained("main-0", 1)
     builder.wanted = [FreezePlayer("main-0")]
-    league.build()  # nobody has this copy yet
+    league.build()  # no worker has this copy yet
     before = league.to_state()
     builder.wanted = [reset := ResetPlayer("main-0", source)]
     commands = league.build()

@@ -164,7 +164,7 @@ class LeagueMachine(RuleBasedStateMachine):
 
     @rule(picks=st.lists(st.tuples(ANY, st.integers(0, 3)), max_size=4))
     def change(self, picks: list[tuple[int, int]]) -> None:
-        """Whatever a builder may ask for, sensible or not."""
+        """Every command of a builder, sensible or not."""
         for pick, kind in picks:
             player = self.someone(pick)
             kinds = [

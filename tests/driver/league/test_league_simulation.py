@@ -61,7 +61,7 @@ def test_a_whole_alphastar_league_of_rock_paper_scissors_goes_on() -> None:
 
     assert all(player.copies >= 3 for player in league.roster.learners())
     for role in ("main_exploiter", "league_exploiter"):
-        assert league.roster[f"{role}-0"].life > 0, f"{role} never began anew"
+        assert league.roster[f"{role}-0"].life > 0, f"{role} was never reset"
     players = league.results().players()
     assert len(players) == 3 + 8 == len(world.logits)
     weights = nash_averaging(league.payoffs, players)

@@ -68,7 +68,7 @@ def test_a_line_has_means_over_the_newest_episodes(tmp_path: Path) -> None:
 
 
 def _seen(seconds: Iterable[int], every: int, steps: int, rate: TrainingRate) -> list[float]:
-    """The rate at each of these seconds, where an update of so many steps is made every so many
+    """The rate at each of these seconds, with an update of N steps made every given number of
     seconds."""
     found = []
     for second in seconds:
@@ -234,7 +234,7 @@ def test_who_is_refused_again_and_again_is_evaluated_ever_more_seldom() -> None:
     assert evaluated[:4] == [100, 200, 400, 700]
     assert len(evaluated) < 150
     gaps = [later / before for before, later in pairwise(evaluated[20:])]
-    assert max(gaps) < 1.11, "and a run that is solved at last hears of it soon"
+    assert max(gaps) < 1.11, "and a run that is solved at last ends soon"
 
 
 AGENT_RETURNS = {("a", "main"): [1.0, 3.0], ("b", "main"): [5.0], ("c", "rest"): [-2.0]}

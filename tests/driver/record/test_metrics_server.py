@@ -1,4 +1,4 @@
-"""/metrics over HTTP: who may read it."""
+"""/metrics over HTTP: which clients may read it."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_the_end_of_a_league_says_what_its_returns_are_of() -> None:
 
 
 def test_a_run_of_several_modules_shows_the_algorithm_and_the_return_of_each() -> None:
-    """In a game of opponents the sum over agents is 0, whoever wins."""
+    """In a game of opponents the sum over agents is 0, whichever side wins."""
     config = {**CONFIG, "modules": {"hunter": {"lr": 1e-3}, "prey": {"algorithm": "ppo"}}}
     returns = {"hunter": 0.65, "prey": -0.65}
     by_module = {name: {"episode_return_mean": mean} for name, mean in returns.items()}
@@ -207,7 +207,7 @@ def test_a_run_goes_on_when_nobody_reads_any_more() -> None:
         assert os.read(reader, 100) == b"first\n"
         os.close(reader)
         for _ in range(3):
-            progress.message("nobody hears this")
+            progress.message("this has no reader")
     assert stream.closed
 
 
@@ -363,7 +363,7 @@ def test_a_curve_holds_the_whole_course_in_few_characters() -> None:
     assert list(curve.drawn()) == sorted(curve.drawn())
 
 
-# What happened is written down, whatever becomes of the disk.
+# Events are recorded even if the disk fails.
 
 
 def test_messages_are_shown_and_written(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_the_last_restart_is_that_of_the_newest_worker_with_what_ended_the_one_b
     records, worker = _records()
     assert not records.last_restart
     records.left(WorkerLeft(worker, "it failed", attach_pb2.Failure(message="no contact")))
-    assert not records.last_restart, "nobody has taken its place yet"
+    assert not records.last_restart, "its place is still empty"
     records.exited(Exited("envrunner-0", 1, "exit code 1", 0.5))
     records.joined(_worker("b"))
     assert records.last_restart == "envrunner-0: no contact"

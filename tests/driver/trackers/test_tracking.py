@@ -1,4 +1,4 @@
-"""Trackers get a run's configuration, metrics and checkpoints, and hold up nobody."""
+"""Trackers get a run's configuration, metrics and checkpoints, and never delay the run."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ class Records(Tracker):
     def metrics(self, numbers: Mapping[str, float], env_steps: int) -> None:
         self.goes_on.wait(30)
         if self.fails:
-            raise ConnectionError("nobody there")
+            raise ConnectionError("no server there")
         self.told.append((dict(numbers), env_steps))
 
     def checkpoint(self, name: str, path: Path) -> None:
         if self.fails:
-            raise ConnectionError("nobody there")
+            raise ConnectionError("no server there")
         self.told.append((name, path.name, (path / "state").read_text()))
         self.has_checkpoint.set()
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         if self.fails:
-            raise ConnectionError("nobody there")
+            raise ConnectionError("no server there")
         self.told.append(summary.get("reason_for_stop"))
 
     def finish(self) -> None:
@@ -162,7 +162,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_others_go_on(world: WorkersWor
     for _ in range(3):
         follows.on_metrics(run_of(world), LINE)
     follows.on_end(run_of(world), {"reason_for_stop": "stopped", "checkpoint": None, "best": None})
-    assert world.told.messages == ["bad: ConnectionError: nobody there"]
+    assert world.told.messages == ["bad: ConnectionError: no server there"]
     assert world.told.levels == ["warning"]
     assert len(records.told) == 6
     assert fails.told[-1] == "finished", "its end is told all the same"

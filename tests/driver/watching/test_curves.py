@@ -16,7 +16,7 @@ from juggler.runtime.checkpoints.checkpoint import CheckpointError, write
 
 
 class Reader:
-    """Somebody who follows the curves as a page does."""
+    """A reader that follows the curves as a page does."""
 
     def __init__(self, curves: Curves) -> None:
         self.curves, self.seen, self.keys = curves, "", []
@@ -95,7 +95,7 @@ def test_losses_and_returns_of_modules_agents_and_players_are_columns(tmp_path: 
     }
 
 
-# Who beats whom, as a checkpoint has it.
+# The table of results between players, from a checkpoint.
 
 
 def test_win_rates_are_those_of_the_row_and_who_is_retired_is_left_out(tmp_path: Path) -> None:

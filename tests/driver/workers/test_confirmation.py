@@ -78,7 +78,7 @@ def test_weights_that_play_as_well_as_was_asked_end_the_run_and_are_kept(tmp_pat
     (_, command) = asked(world, player)[-1]
     assert (command.checkpoint, command.episodes) == (str(written.path), 100)
     assert (command.goal.mean, command.goal.best, command.most_steps) == (GOAL, 480.0, 10_000)
-    train(world, [100.0] * 50)  # training goes on, whatever becomes of it
+    train(world, [100.0] * 50)  # training continues, even if it fails
     play(world, player, [500.0, 460.0] * 50)
     assert world.parts.end.reason == "solved"
     outcome = world.parts.confirmation.outcome
@@ -190,7 +190,7 @@ def test_a_candidate_whose_learner_goes_is_given_up_and_another_one_comes(tmp_pa
 
 def test_a_candidate_that_the_disk_refuses_is_given_up(tmp_path: Path) -> None:
     world = asynchronous(tmp_path)
-    (tmp_path / "candidate").write_text("a file in place of the directory")
+    (tmp_path / "candidate").write_text("a file instead of the directory")
     train(world)
     assert "cannot be written" in cut(world).problem
     assert not world.parts.confirmation.under_way
@@ -340,7 +340,7 @@ def test_a_synchronous_run_begins_no_round_before_the_verdict(tmp_path: Path) ->
     play(world, player, [400.0] * 100)
     assert len(requests(world)) == before + 2
     _, snapshot = world.asked(world.learner, training_pb2.Snapshot)[-1]
-    assert not snapshot.HasField("seed"), "nobody begins anew"
+    assert not snapshot.HasField("seed"), "no learner is reset"
     assert not any(request.HasField("seed") for _, request in requests(world))
     play_a_round(world)
     cut(world)  # the checkpoint of the second update

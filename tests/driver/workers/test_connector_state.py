@@ -1,4 +1,4 @@
-"""What connectors learn: from receipts to one state, and from there to whoever samples next."""
+"""What connectors learn: from receipts to one state, and from there to the next sampler."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_news_are_told_when_they_are_a_hundredth_of_what_is_known() -> None:
 
 def test_deltas_are_merged_in_order_of_envrunners_and_requests_whenever_they_came() -> None:
     deltas = {i: delta(*np.random.default_rng(i).normal(1e6, 1.0, 5 + i)) for i in range(6)}
-    # Which of its batches has which id depends, between EnvRunners, on who was faster.
+    # Which of its batches has which id depends, between EnvRunners, on which was faster.
     ids = ((10, 11, 14, 12, 13, 15), (10, 12, 13, 11, 14, 15), (12, 13, 15, 10, 11, 14))
     contents = set()
     for order, named in zip((range(6), reversed(range(6)), (3, 0, 5, 1, 4, 2)), ids, strict=True):
@@ -132,7 +132,7 @@ def test_in_synchronous_mode_requests_pass_on_all_of_the_rounds_before(tmp_path:
             else:
                 arrived(world, request.batch_id)
                 answer_updates(world)
-                assert world.parts.core.updates == (number == 8.0), "not heard yet"
+                assert world.parts.core.updates == (number == 8.0), "no report yet"
                 world.reply(world.runner, command_id, receipt)
         asked.append(states_asked_with(world))
         assert world.parts.core.updates == 2

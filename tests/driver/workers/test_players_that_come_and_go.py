@@ -32,7 +32,7 @@ def test_a_player_plays_once_it_has_a_learner_and_every_envrunner_has_it(world: 
     assert list(world.modules_asked_for()) == ["main-0", "new"]
     assert world.told_to(world.runner, training_pb2.AddPlayer) == ["new"]
     world.play()
-    assert {each.module_id for _, each in world.requests()} == {"main-0"}, "nobody waits for it"
+    assert {each.module_id for _, each in world.requests()} == {"main-0"}, "no request waits for it"
     world.get_ready(world.learner)
     world.meet("new")
     assert not world.plays("new"), "the EnvRunner does not have it"
@@ -196,7 +196,7 @@ def test_a_player_whose_source_left_before_it_had_a_learner_begins_again_with_it
     for _ in range(4):
         world.play()
         world.train()
-    assert world.checkpoint().module_ids == ("main-0", "heir"), "nobody needs the other one now"
+    assert world.checkpoint().module_ids == ("main-0", "heir"), "the other one is no longer needed"
     assert "old" not in world.parts.core.modules
 
 
@@ -236,7 +236,7 @@ def test_people_are_told_once_which_call_of_a_builder_is_slow(
     assert told.startswith("league: Asked.match took 7.0 s, in which the driver could do nothing")
 
 
-# Players that begin anew: who plays their next matches, and what is left if learners die.
+# Players that are reset: their next opponents, and their state if learners die.
 
 
 def next_learner(world: Changing) -> Worker:
@@ -274,7 +274,7 @@ def test_the_next_learner_resets_a_player_again_that_was_reset_behind_the_checkp
     world.get_ready(learner)
     assert world.told_in_order(learner) == ["Restore", "Reset", "Group"]
     ((_, again),) = world.asked(learner, training_pb2.Reset)
-    assert again == reset, "it begins anew with the same weights"
+    assert again == reset, "it is reset to the same weights"
     assert not world.plays("main-0")
     world.meet("main-0")
     assert world.plays("main-0")
@@ -346,7 +346,7 @@ def test_a_reset_that_came_between_the_cuts_of_a_checkpoint_is_repeated_when_the
     again = resumed(tmp_path / "again", saved)
     assert again.told_in_order(again.learner) == ["Restore", "Reset", "Group"]
     ((_, repeated),) = again.asked(again.learner, training_pb2.Reset)
-    assert repeated == reset, "it begins anew with the same weights"
+    assert repeated == reset, "it is reset to the same weights"
     assert again.plays("main-0")
     assert not any("are lost" in text for text in again.told.messages)
 

@@ -1,4 +1,4 @@
-"""What a driver does with the commands of a league, whatever its workers say."""
+"""A driver carries out a league's commands, even if its workers fail."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def frozen_rock(scale: float, size: int = 300, **more: Any) -> FrozenModule:
 
 
 def weights_given(world: World, before: int = 0) -> tuple[training_pb2.Restore, Any]:
-    """The last part that the learner was given to begin with, and the weights, after so many that
+    """The last part of the learner's starting state, and the weights, after N versions that
     it had been given before."""
     given = [each for _, each in world.asked(world.learner, training_pb2.Restore)][before:]
     reader = state_reader()

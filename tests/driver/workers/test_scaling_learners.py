@@ -119,7 +119,7 @@ class World(WorkersWorld):
                 self.reply(self.runner, command_id, receipt)
 
     def make_updates(self, already: set[int]) -> None:
-        """Each learner makes those that it was asked for, and has not made already."""
+        """Each learner makes the requested updates that it has not made already."""
         for learner in self.learners:
             for command_id, update in self.asked(learner, training_pb2.Update):
                 if command_id not in already:

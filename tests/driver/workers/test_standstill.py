@@ -33,7 +33,7 @@ SECONDS = 7.0
 def _standstill_of(
     world: WorkersWorld, cpu_seconds: Callable[[], float], **keys: Any
 ) -> Standstill:
-    """Of a run of that configuration, whose local workers have used so many seconds."""
+    """A run of this configuration, whose local workers used this many CPU seconds."""
     world.parts.config = RunConfig.from_flat({**SHAPE, **keys})
     supervisor = SimpleNamespace(of_use=lambda _: None)
     local = SimpleNamespace(cpu_seconds=cpu_seconds, supervisor=supervisor)
@@ -114,7 +114,7 @@ def test_environments_hang_where_each_takes_much_longer_than_ever_before(world: 
 
 
 def _standstill(directory: Path, used: list[float]) -> Standstill:
-    """With local workers that have used so many seconds of processors at each look."""
+    """Local workers that have used this many CPU seconds at each look."""
     world = WorkersWorld(directory)
     return _standstill_of(world, lambda: used.pop(0), worker_timeout_seconds=60.0)
 
@@ -170,7 +170,7 @@ def test_the_first_update_is_said_to_be_under_way_and_its_steps_are_not_said_to_
     assert "an update needs 40 steps, and has 0, besides the steps of an update under way" in told
 
 
-# StaleRunners: who is named because what it samples comes too late, and how often.
+# StaleRunners: which runner is named because its samples come too late, and how often.
 
 
 LEARNER = WorkerKey("learner-0", "a")
@@ -182,7 +182,7 @@ class StaleRunnersWorld:
         self._next_id = 0
 
     def sampled(self, worker_id: str, batches: int, every: int = 0) -> None:
-        """So many batches, every n-th of which was stale; 0: none."""
+        """N batches, every n-th of which was stale; 0: none."""
         for number in range(1, batches + 1):
             self._next_id += 1
             batch = OpenBatch(self._next_id, WorkerKey(worker_id, "a"), LEARNER, 512)
@@ -388,7 +388,7 @@ def test_an_old_mean_is_shown_with_its_age(seconds: float | None, said: str) -> 
 
 
 def _world(directory: Path, steps: int, lengths: list[int], **keys: Any) -> WorkersWorld:
-    """Whose environments have made so many steps each since the last of these episodes ended."""
+    """Environments that made N steps each since the last of these episodes ended."""
     world = WorkersWorld(directory, **keys)
     metrics = world.parts.metrics
     metrics.episodes_ended([-1.0] * len(lengths), lengths)

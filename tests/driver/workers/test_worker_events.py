@@ -67,7 +67,7 @@ def test_who_answers_no_command_is_let_go_in_the_end(
 
     monkeypatch.setattr("juggler.driver.workers.command_sender.RequestPool", short)
     world = WorkersWorld(tmp_path)
-    for batch_id in range(1000, 1020):  # each makes a Discard, which nobody answers
+    for batch_id in range(1000, 1020):  # each makes a Discard, which is never answered
         arrival = training_pb2.Arrival(batch_id=batch_id)
         world.report(world.learner, training_pb2.Arrivals(arrivals=[arrival]))
     assert "10 commands in flight" in world.why_dismissed(world.learner)
@@ -123,7 +123,7 @@ def test_only_what_a_runner_had_begun_is_lost_with_it_when_it_says_so(world: Wor
 
 
 def test_a_request_does_not_go_to_a_successor_that_is_not_set_up(world: WorkersWorld) -> None:
-    successor = world.join("envrunner")  # before anybody heard that its predecessor is gone
+    successor = world.join("envrunner")  # before its predecessor is known to be gone
     world.sample()
     assert world.asked(successor, training_pb2.SampleRequest) == []
     world.leave(world.runner)
@@ -169,7 +169,7 @@ def test_metrics_of_modules_that_are_no_more_do_not_pile_up(world: WorkersWorld)
     assert list(metrics.modules["learner-0", "default"]) == ["module-2"]
 
 
-# -- whoever it is --------------------------------------------------------------------------------
+# -- any worker ----------------------------------------------------------------------------------
 
 
 def test_the_same_failure_of_another_environment_is_not_printed_whole_again(

@@ -1,4 +1,4 @@
-"""WorkerRegistry: who is set up when, with what, and who is taken for ready."""
+"""WorkerRegistry: when each worker is set up, with what, and when it is ready."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_learner_is_told_how_to_learn_and_a_runner_how_to_sample() -> None:
     assert acting.connectors == module.connectors
 
 
-# -- who is here ----------------------------------------------------------------------------------
+# -- present --------------------------------------------------------------------------------------
 
 
 def test_training_needs_a_ready_runner_and_a_ready_learner() -> None:

@@ -191,7 +191,7 @@ def test_what_the_driver_learns_of_a_failed_round_ends_all_of_it(tmp_path: Path)
     for index in indices(world)[:2]:
         world.fail(world.runner, all_requests(world)[index][0])
     assert "failed again" in world.why_dismissed(world.runner)
-    assert len(all_requests(world)) == before + 2, "another round, before it is let go"
+    assert len(all_requests(world)) == before + 2, "another round, before it is released"
     world.leave(world.runner)
     assert world.parts.core.requests_in_flight == 0
     assert world.parts.core.counters().sampled == 0
@@ -270,7 +270,7 @@ def test_a_module_beyond_hope_ends_the_run_unless_another_learner_trains_on(
     assert world.why_dismissed(world.learner) == "", "it would come back with its state"
 
 
-# What the driver tells workers of modules that are not trained, and hears of them.
+# Messages between the driver and workers about modules that are not trained.
 
 
 PLAYING = {"left": "main", "right": ["old", "random"]}

@@ -1,4 +1,4 @@
-"""Data sets are found by path or by name, and those that are damaged or unfinished are refused."""
+"""Data sets are found by path or by name, and damaged or unfinished ones are refused."""
 
 from __future__ import annotations
 

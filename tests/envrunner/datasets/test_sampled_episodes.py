@@ -111,7 +111,7 @@ def test_every_whole_episode_is_recorded_as_its_environment_saw_it(
             envs.reset(seed=1)  # what is running is in no data set
         actions = generator.uniform(-1, 1, (3, 2)).astype(np.float32)
         _, _, terminated, truncated, _ = envs.step(actions)
-        actions[:] = np.nan  # nobody keeps a view of it
+        actions[:] = np.nan  # no batch keeps a view of it
         over = terminated | truncated
         if mode is AutoresetMode.DISABLED and over.any():
             envs.reset(options={"reset_mask": over})

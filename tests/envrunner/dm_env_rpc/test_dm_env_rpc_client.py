@@ -64,7 +64,7 @@ def test_spaces_are_those_of_the_specs(connect: Any) -> None:
 
 
 def test_a_step_behind_an_end_begins_the_next_sequence(connect: Any, arena: Arena) -> None:
-    """And its actions are used by nobody; sequences end terminated and interrupted in turn."""
+    """Its actions are ignored; sequences end terminated and interrupted in turn."""
     env = connect(count=1)
     env.reset()
     seen = []

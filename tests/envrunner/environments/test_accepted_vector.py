@@ -31,7 +31,7 @@ def native() -> NativeScripted:
 
 
 class Giving(NativeScripted):
-    """Gives something else in place of one of a step's results, or of all observations."""
+    """Replaces one of a step's results, or all observations."""
 
     def __init__(self, place: int, given: Any, dtype: Any = np.float32) -> None:
         super().__init__([((9, "terminated"),)] * N, AutoresetMode.SAME_STEP)

@@ -1,4 +1,4 @@
-"""Action masks in observations or infos: nobody acts against them."""
+"""Action masks in observations or infos: no action violates them."""
 
 from __future__ import annotations
 

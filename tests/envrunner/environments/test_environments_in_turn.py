@@ -68,7 +68,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def leave_out_masks(infos: dict[str, Any], terminated: Any) -> None:
-    """Nobody reads those with which episodes have `terminated` [N]."""
+    """The last observations of `terminated` [N] episodes are not read."""
     infos = infos.get("final_info", infos)
     if "action_mask" in infos:
         infos["action_mask"][terminated] = 0

@@ -18,7 +18,7 @@ N, A = 3, 4
 
 
 def actions_for(observations: np.ndarray) -> np.ndarray:
-    """Balance poles that lean to the left, and let those that lean to the right fall."""
+    """Balance poles that lean to the left, and let the others fall."""
     return (observations[..., 2] + 0.3 * observations[..., 3] > 0).astype(np.int64)
 
 

@@ -174,7 +174,7 @@ def test_a_critic_sees_each_step_and_each_end_as_the_script_has_them(
             for t in range(length):
                 check(columns.critic_observations[n, t], columns.observations[n, t], False)
                 counts["steps"] += 1
-            # A row that is handed in short may know the next episode by then.
+            # A row that is handed in short may already know the next episode.
             same = columns.last_observations[n][0] == columns.observations[n, length - 1][0]
             ended = bool(done[n, length - 1] and same)
             last = columns.last_critic_observations[n]
@@ -272,7 +272,7 @@ def test_the_observations_of_several_agents_are_in_their_joint_space(name: str) 
         assert (arrays[()] == 5).all()
 
 
-# Observations of a group fit the group's space, whatever its structure, with masks or without.
+# Observations of a group fit the group's space, of any structure, with masks or without.
 
 
 PLAIN: dict[str, spaces.Space[Any]] = {

@@ -124,7 +124,7 @@ def test_a_limit_gives_agents_that_are_not_on_turn_what_they_have_yet_to_hear(li
     assert group.ended.tolist() == [0, 1]
     assert group.terminated.tolist() == [False, False]
     assert np.asarray(group.last_observations).tolist() == [[limit], [limit]]
-    # Whoever moved last has the reward of that move alone, the other one those of two moves.
+    # The last player to move has one move's reward, the other player two moves' rewards.
     assert group.last_rewards.tolist() == ([2.0, 1.0] if limit % 2 == 0 else [1.0, 2.0])
     assert turns[limit].over.tolist() == [0]
     assert turns[limit].env_lengths.tolist() == [limit]

@@ -30,9 +30,9 @@ TOGETHER_STEPS = 3
 
 
 class Stones:
-    """Two players take one or two stones in turn. Whoever takes the last one wins 1 of the other.
+    """Two players take one or two stones in turn. Taking the last one wins 1 from the other.
 
-    Each sees how many stones there are; who begins is drawn."""
+    Each sees how many stones there are; the first player is drawn."""
 
     observation_space: Any = spaces.MultiBinary((STONES + 1,))
     action_space: Any = spaces.Discrete(2)
@@ -364,7 +364,7 @@ def test_each_turn_has_those_that_were_ready_and_tells_each_what_its_action_led_
         chosen[group.acting] = actions
         turn = envs.step([actions])
     assert min(over[env] for env in range(6)) > 10
-    assert turns[0] < 0.7 * min(turns[env] for env in range(1, 6)), "who is slow holds nobody up"
+    assert turns[0] < 0.7 * min(turns[env] for env in range(1, 6)), "a slow one delays no other"
     envs.close()
     assert all(pool.closed for pool in pools.made)
 

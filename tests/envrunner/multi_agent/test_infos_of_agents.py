@@ -1,4 +1,4 @@
-"""Numbers of infos in environments with several agents, whatever their interface."""
+"""Numbers of infos in environments with several agents, with any interface."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ class Misnamed(InTurns):
 
 def test_what_nothing_reads_in_infos_is_told_whatever_the_interface() -> None:
     def first_turns(envs: MultiAgentEnvs) -> list[str]:
-        """What nothing reads after a reset and after a step, in words that are made when somebody
+        """Unread values after a reset and after a step, as text that is made when a caller
         asks for them."""
         began = envs.reset(0)
         turns = began, envs.step([np.zeros(len(began.groups[0].acting), int)])

@@ -1,4 +1,4 @@
-"""Who plays an episode is drawn once, when it begins, and holds until it ends."""
+"""An episode's players are drawn once, when it begins, and hold until it ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def uniform(played_by: Mapping[str, Any] = BOTH) -> DrawnLineUps:
 
 
 def drawn_by(who_plays: Callable[..., Any]) -> DrawnLineUps:
-    line_ups = line_ups_of(AGENTS, BOTH, "my_file:who", {"my_file:who": who_plays})
+    line_ups = line_ups_of(AGENTS, BOTH, "my_file:choose", {"my_file:choose": who_plays})
     assert line_ups is not None
     return line_ups
 
@@ -113,7 +113,7 @@ def test_a_wrong_line_up_is_one_sentence_with_the_function_and_the_agent(
 ) -> None:
     with pytest.raises(LineUpError) as wrong:
         drawn_by(lambda agents, rng: said).begin(np.array([0]))
-    assert str(wrong.value).startswith("mapping 'my_file:who' ")
+    assert str(wrong.value).startswith("mapping 'my_file:choose' ")
     assert words in str(wrong.value)
     assert "\n" not in str(wrong.value)
 
@@ -122,7 +122,7 @@ def test_what_a_function_raises_is_told_with_its_name() -> None:
     def broken(agents: Sequence[str], rng: np.random.Generator) -> dict[str, str]:
         raise KeyError("league")
 
-    with pytest.raises(LineUpError, match="mapping 'my_file:who' raised"):
+    with pytest.raises(LineUpError, match="mapping 'my_file:choose' raised"):
         drawn_by(broken).begin(np.array([0]))
 
 

@@ -1,4 +1,4 @@
-"""Environments with several agents are known as such, and made with the options that they have."""
+"""Environments with several agents are recognized, and made with their options."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_function_that_hides_several_agents_is_told_how_to_show_them() -> None
 
 
 class Listed:
-    """A game that lists who plays, and whose spaces are dicts, where PettingZoo has methods."""
+    """A game with a list of agents and dicts of spaces, where PettingZoo has methods."""
 
     agents = ("ann", "bob")
     observation_spaces = action_spaces = dict.fromkeys(agents, gymnasium.spaces.Discrete(2))

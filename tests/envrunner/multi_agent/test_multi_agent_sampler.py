@@ -126,7 +126,7 @@ def has_no_gap(batch: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_recorded_step_is_in_a_batch_or_stale_or_in_a_row(seed: int) -> None:
-    """Whatever is recorded in which round, and however many updates are made in between."""
+    """For any recorded rounds, and any number of updates in between."""
     rng = np.random.default_rng(seed)
     envs = random_world(seed)
     steps, row_age = int(rng.integers(1, 9)), int(rng.integers(0, 4))
@@ -157,7 +157,7 @@ def test_every_recorded_step_is_in_a_batch_or_stale_or_in_a_row(seed: int) -> No
         made = paced.counts["steps"] - paced.counts["steps_unrecorded"]
         assert made == live + held + filling + dropped
         assert live > 0
-        assert rows.begun == np.count_nonzero(paced.of["row"] >= 0), "a row is nobody's"
+        assert rows.begun == np.count_nonzero(paced.of["row"] >= 0), "a row has no owner"
 
 
 def test_connectors_of_a_module_learn_from_what_its_recorded_agents_see() -> None:
@@ -215,7 +215,7 @@ def test_rewards_that_are_not_finite_are_found_wherever_they_are(
 def test_an_action_mask_without_a_legal_action_names_the_agent_and_the_environment() -> None:
     envs = MaskedAgents(2)
     collected = Collected(sampler_of(envs, dict.fromkeys(("red", "green"), "all"), steps=3))
-    collected.play("all")  # the masks of those who are not on turn are not looked at
+    collected.play("all")  # masks of agents that are not on turn are ignored
     envs.illegal = 1
     with pytest.raises(EnvironmentFailed, match="agent 'green' of environment 1"):
         collected.play("all")

@@ -29,7 +29,7 @@ def legal(rng: np.random.Generator) -> Choose:
         masks = np.ones((len(turn.acting), int(group.action_space.n)))
         if isinstance(turn.observations, dict) and "action_mask" in turn.observations:
             masks = turn.observations["action_mask"]
-            assert masks.any(-1).all(), "somebody is on turn who has no legal action"
+            assert masks.any(-1).all(), "an agent on turn has no legal action"
         return (rng.random(masks.shape) * masks).argmax(-1)
 
     return choose

@@ -151,7 +151,7 @@ def test_a_module_whose_learner_is_gone_does_not_hold_up_the_others(
 ) -> None:
     world = make_world(row_age=0)
     world.begin()
-    # It waits for weights that never come; then it hears that their learner is gone.
+    # It waits for weights that never come; then it is told that their learner is gone.
     waits = waiting(monkeypatch, update=5)
     world.driver.tell(*world.requests(reds=5, blues=0))
     assert waits.wait(PATIENCE)
@@ -316,7 +316,7 @@ def test_agents_and_modules_that_do_not_fit_are_told(
         world.set_up()
 
 
-# An EnvRunner plays with modules that nobody trains: with what the driver meant, or not at all.
+# An EnvRunner plays untrained modules with the driver's version, or not at all.
 
 
 AGENTS = {"red": "learns", "green": "old", "blue": "random"}
@@ -397,7 +397,7 @@ def test_weights_that_are_not_those_that_were_meant_are_refused(
     assert "the weights of module 'old' are not the ones that this run plays with" in said
     assert tree_digest(playing(1)) in said
     assert tree_digest(playing(2)) in said
-    assert not actions(envs_of_frozen_weights, "red"), "nobody played"
+    assert not actions(envs_of_frozen_weights, "red"), "a module played"
 
 
 def test_without_weights_nobody_plays(
@@ -471,7 +471,7 @@ def test_an_evaluation_plays_whole_episodes_with_the_newest_weights_of_all(
     world.play(reds=1, blues=0)
     told = world.driver.ask(training_pb2.Evaluate(episodes=7, seed=3), training_pb2.Evaluation)
     assert len(told.episode_returns) == 7
-    assert told.version.update == 0, "the oldest among those that play"
+    assert told.version.update == 0, "the oldest one in play"
     actions = {slot: {a for e in log for a in e.actions} for slot, log in envs.log.items()}
     assert [actions[slot] for slot in (0, 1, 2)] == [{1}, {1}, {0}]
 

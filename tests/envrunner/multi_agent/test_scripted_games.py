@@ -1,4 +1,4 @@
-"""Games with several agents give each agent exactly its own steps, whatever their interface."""
+"""Games with several agents give each agent exactly its own steps, with any interface."""
 
 from __future__ import annotations
 

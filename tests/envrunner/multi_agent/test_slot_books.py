@@ -1,4 +1,4 @@
-"""Steps in which nobody ends are booked later, as if each had been booked at once."""
+"""Steps without an end are booked later, as if each had been booked at once."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def test_a_wrong_config_of_a_learner_is_told_as_that_of_a_run_is(config: Any, to
         build_learner(config, None, VECTOR, TWO, {})
 
 
-# How much a policy explores follows its schedule, whatever the loss is.
+# How much a policy explores follows its schedule, for every loss.
 
 
 EXPLORED_VECTOR = spaces.Box(-10, 10, (4,), np.float32)

@@ -25,7 +25,7 @@ from juggler.runtime.episodes.batch import EpisodeBatch
 
 
 class Gated(Learner):
-    """Waits in the middle of an update until somebody lets it go on."""
+    """Waits in the middle of an update until a test releases it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.go_on, self.begun = threading.Semaphore(0), threading.Semaphore(0)

@@ -240,7 +240,7 @@ def test_only_learners_of_a_group_make_steps_without_rows(
     assert len(seam.aux) == steps
 
 
-# Minibatches: who gets what.
+# Minibatches: which steps are in which.
 
 
 KEY = torch.tensor(7)

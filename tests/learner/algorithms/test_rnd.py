@@ -407,7 +407,7 @@ def test_the_bonus_of_an_end_is_the_same_with_each_autoreset_mode(
 def test_what_stands_behind_a_row_that_terminated_makes_no_difference(
     make_batch: MakeBatch, name: str
 ) -> None:
-    """Nobody need know it: a simulator whose agent pauses then shows nothing at all."""
+    """It may be unknown: a simulator whose agent pauses then shows nothing at all."""
     ends = np.zeros((3, 5), np.bool_)
     ends[:, -1] = True
     batch = make_batch(3, 5, ends=0.0, terminated=ends)

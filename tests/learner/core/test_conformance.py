@@ -74,7 +74,7 @@ class Gaussian(LearnerCore[dict[str, Any]]):
 
     def apply(self, state: dict[str, Any], grads: Grads, aux: Aux) -> StepOutput[dict[str, Any]]:
         state["velocity"].mul_(0.9).add_(grads)
-        # Not in place: who has the parameters keeps them.
+        # Not in place: the caller's parameters keep their values.
         state["mean"] = state["mean"] - 0.1 * state["velocity"]  # [4]
         return StepOutput(state, aux.metrics)
 

@@ -70,7 +70,7 @@ def test_sixteen_members_are_sixteen_runs(
         states = [each.state for each in alone]
     for index, (run, each) in enumerate(zip(runs, alone, strict=True)):
         assert_close(population.member(state, index), each.state)
-        # Some metrics are float32 whatever the parameters are.
+        # Some metrics are float32 with parameters of any dtype.
         own = {name: output.metrics[f"{name}[{index}]"] for name in each.metrics}
         assert_close(own, each.metrics, 1e-6)
         params = {name: x[index] for name, x in population.get_params(state).items()}
@@ -151,7 +151,7 @@ def test_a_learner_takes_a_population_for_any_other_core(make_batch: MakeBatch) 
         four.restore(*learner.save())
 
 
-# Members of a population do what a lone learner does, whatever the algorithm.
+# A population's member does the same as a single learner, for every algorithm.
 
 
 class Doubled(nn.Module):

@@ -152,7 +152,7 @@ def test_a_core_without_the_means_says_so() -> None:
         Learner(core).set_weights({})
 
 
-# What becomes of kept steps when a learner begins anew, or with weights from elsewhere.
+# Kept steps after a learner's reset, or after weights from elsewhere.
 
 
 VECTOR, TWO = spaces.Box(-10, 10, (4,), np.float32), spaces.Discrete(2)

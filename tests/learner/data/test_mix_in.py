@@ -79,7 +79,7 @@ def test_old_steps_are_the_given_share_in_the_long_run(make_batch: MakeBatch, sh
         assert all(number < arrived for number in numbers[count:])
         assert len(set(numbers)) == len(numbers)
         arrived += count
-        if update >= 10:  # by then there are enough
+        if update >= 10:  # from then on there are enough
             new, old = new + count, old + len(numbers) - count
     assert old / (new + old) == pytest.approx(share, abs=0.005)
 

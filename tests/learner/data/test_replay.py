@@ -247,7 +247,7 @@ def test_rows_are_drawn_by_priority_and_weights_make_up_for_it(alpha: float) -> 
     counts = np.zeros(4)
     for steps, each in enumerate(replay.add(numbered(0, 4))):
         numbers = each["number"]
-        if steps > 5:  # by then every row has been drawn
+        if steps > 5:  # from then on every row has been drawn
             counts += np.bincount(numbers, minlength=4)
             weights = each[IMPORTANCE_WEIGHTS]
             expected = shares.min() / shares[numbers.numpy()]
@@ -394,7 +394,7 @@ def test_a_replay_that_is_cleared_or_deleted_gives_its_memory_back(without_garba
 
 @pytest.fixture
 def without_garbage() -> Iterator[None]:
-    """Nothing is let go of because Python has looked for garbage."""
+    """Python's garbage collector frees nothing of it."""
     gc.disable()
     yield
     gc.enable()

@@ -1,4 +1,4 @@
-"""What holds of a replay whatever arrives: its pace, its books, and that no row is half another."""
+"""A replay's invariants for any input: its pace, its books, and whole rows."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_slots_are_found_as_by_adding_up_all_weights(capacity: int) -> None:
         if rng.random() < 0.3:  # a run of successive ones, as a ring has it
             slots = (slots[0] + np.arange(min(capacity, 40))) % capacity
         slots = np.array(list(dict.fromkeys(slots.tolist())))
-        # Sums of such weights are exact, so that both ways find the same.
+        # Sums of these weights are exact, so that both ways find the same.
         new = rng.integers(0, 8, size=len(slots)) / 4
         tree[slots], weights[slots] = new, new
         assert tree.total == weights.sum()
@@ -142,7 +142,7 @@ def test_rounding_does_not_add_up_and_of_a_slot_named_twice_the_last_weight_coun
     assert tree.total == 3.0
 
 
-# A table of rows of episodes whose rows get room for more: what is made anew, and what stays.
+# A table of rows of episodes whose rows get room for more: what is reallocated, and what stays.
 
 
 def rows_of(make_batch: MakeBatch, seed: int, **keys: Any) -> dict[str, Any]:

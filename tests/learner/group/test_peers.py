@@ -135,7 +135,7 @@ def test_an_update_that_loses_a_peer_changes_nothing(make_batch: MakeBatch) -> N
     first.update_from_episodes([make_batch(4, 8)])
     assert not torch.equal(parameters(first), before), "alone it goes on"
     hashes = join([second, first])
-    assert hashes[0] == hashes[1], "who was left behind takes over what the other has learned"
+    assert hashes[0] == hashes[1], "the learner left behind takes over the other's state"
     assert second.updates == 1
 
 
@@ -202,7 +202,7 @@ def test_learners_that_share_a_gpu_sum_what_lies_there() -> None:
         assert each.tolist() == [0.0, 2.0, 4.0]
 
 
-# Where the learners of a group find each other, and who may.
+# Where the learners of a group find each other, and which may.
 
 
 def test_a_learner_beyond_loopback_stays_alone_unless_its_network_is_trusted(
@@ -292,7 +292,7 @@ class Large:
 
 
 def test_a_state_is_sent_a_chunk_at_a_time() -> None:
-    """A replay may be most of the memory: whoever sends it makes no second copy, and whoever takes
+    """A replay may be most of the memory: its sender makes no second copy, and a learner that takes
     it over has what it is told beside what it keeps of it."""
     group = [Large(5), Large(0)]
     tracemalloc.start()

@@ -87,7 +87,7 @@ def meet(
     """Peers by rank.
 
     Args:
-        those: who meet.
+        those: the learners that meet.
         through: where to dial instead of an address.
         superseded: as for the peers.
     """
@@ -111,15 +111,15 @@ class Tap:
     """Passes on what goes to a server, and keeps it.
 
     Attributes:
-        heard: what went there.
+        received: what went there.
     """
 
     def __init__(self) -> None:
-        self.heard = bytearray()
+        self.received = bytearray()
         self._listeners: list[socket.socket] = []
 
     def on(self, address: str) -> str:
-        """Where to dial in place of an address."""
+        """Where to dial instead of an address."""
         host, _, port = address.rpartition(":")
         listener = socket.create_server((host, 0))
         self._listeners.append(listener)
@@ -147,7 +147,7 @@ class Tap:
         try:
             while said := one.recv(1 << 16):
                 if keep:
-                    self.heard += said
+                    self.received += said
                 other.sendall(said)
         except OSError:
             pass
@@ -238,9 +238,9 @@ def test_what_goes_over_the_network_is_not_to_be_read(tls: Tls) -> None:
             sums(group, [secret.clone(), torch.zeros_like(secret)])
             closed(group)
         tap.close()
-        assert len(tap.heard) > secret.nbytes
-        assert (words in tap.heard) is readable
-        assert b"Bearer secret" not in tap.heard or readable
+        assert len(tap.received) > secret.nbytes
+        assert (words in tap.received) is readable
+        assert b"Bearer secret" not in tap.received or readable
 
 
 def test_a_learner_of_another_authority_is_told_so(tls: Tls, tmp_path: Path) -> None:

@@ -365,7 +365,7 @@ def failed(world_of_worker_modules: World, command: Any) -> str:
 def test_each_module_has_its_versions_weights_and_books(world_of_worker_modules: World) -> None:
     ours = world_of_worker_modules.weights_of(Version(GENERATION, BEGIN.update))
     theirs = world_of_worker_modules.weights_of(Version(RIVAL, 0), "rival")
-    np.testing.assert_array_equal(ours, theirs)  # equal specs begin equal, whatever their id
+    np.testing.assert_array_equal(ours, theirs)  # equal specs begin equal, for any id
     assert (
         world_of_worker_modules.send(1, BEGIN.update)
         == world_of_worker_modules.send(2, BEGIN.update)

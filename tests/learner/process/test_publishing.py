@@ -109,7 +109,7 @@ def test_a_publisher_that_is_behind_skips_to_the_newest(
     started = time.monotonic()
     for update in range(2, 100):
         publishing.offer(Version(1, update), params(update))
-    assert time.monotonic() - started < PATIENCE / 4, "who offers waits for nobody"
+    assert time.monotonic() - started < PATIENCE / 4, "offering never waits"
     publisher.free.set()
     eventually(lambda: len(publisher.published) == 2)
     assert publisher.versions == [(1, 1), (1, 99)]

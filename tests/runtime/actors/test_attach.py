@@ -55,8 +55,8 @@ def test_a_worker_that_lost_its_driver_first_gets_its_index_back(world: World) -
     world.start()
     first, _ = world.attach(), world.attach()
     other = world.attach("other", predecessor=first.incarnation)
-    assert other.worker_id == "other-0", "another role's: nobody is replaced"
-    assert world.attach(predecessor="nobody's").worker_id == "worker-2"
+    assert other.worker_id == "other-0", "another role's: no worker is replaced"
+    assert world.attach(predecessor="unknown-0").worker_id == "worker-2"
     joined = {world.wait_for(WorkerJoined).worker.incarnation for _ in range(4)}
     again = world.attach(predecessor=first.incarnation)
     assert again.worker_id == "worker-0"
@@ -173,10 +173,10 @@ def test_workers_of_a_role_may_be_lost_sooner_from_some_moment_on(
 def test_a_main_loop_that_hangs_is_found_although_the_heart_beats(world: World) -> None:
     world.start(heartbeat_seconds=0.05, hang_seconds=0.2)
     attachment = world.attach()
-    attachment.held_up_by = lambda frame: "somebody's step"
+    attachment.held_up_by = lambda frame: "a slow step"
     with attachment.busy():
         left = world.wait_for(WorkerLeft)
-    assert left.reason.startswith("hung in somebody's step: no progress for ")
+    assert left.reason.startswith("hung in a slow step: no progress for ")
     assert "left = world.wait_for(WorkerLeft)" in left.stack
 
 
@@ -248,7 +248,7 @@ def test_a_role_may_have_a_limit(world: World) -> None:
     assert successor.worker_id == first.worker_id
 
 
-# Those who are not let in are told why.
+# Refused workers are told why.
 
 
 def hello(**changes: Any) -> bytes:
@@ -263,7 +263,7 @@ def hello(**changes: Any) -> bytes:
 
 
 def conversation(address: str, *messages: bytes) -> tuple[bool, str]:
-    """Whether whoever says this was let in, and what its stream ended with."""
+    """Whether a worker with this greeting was accepted, and its stream's end."""
     outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     for message in messages:
         outgoing.put(message)

@@ -47,7 +47,7 @@ def test_a_service_that_is_not_there_is_named(health: tuple[Health, str]) -> Non
 
 
 class _Crowded(Health):
-    """Ends so many calls before it answers one."""
+    """Ends N calls before it answers one."""
 
     def __init__(self, calls: int) -> None:
         super().__init__()

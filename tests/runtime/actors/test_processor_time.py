@@ -120,7 +120,7 @@ def test_a_thread_that_hangs_is_found_while_another_one_goes_on(
     assert longest == again == (5.0, thread.ident)
 
 
-# The limit of open files: raised as far as it may be, and handed down.
+# The limit of open files: raised to its maximum, and handed down.
 
 
 SCRIPT = """

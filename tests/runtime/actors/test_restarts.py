@@ -85,7 +85,7 @@ class World:
         self.supervisor.add("worker-0", self.program, policy)
 
     def live(self, uses: int = 0) -> Life:
-        """The next life, after so many uses."""
+        """The next life, after N uses."""
         life = self.program.started.get(timeout=60)
         while self.supervisor.pids().get("worker-0") != life.pid:
             pass  # its supervisor is about to note it
@@ -159,21 +159,21 @@ def test_deaths_are_forgotten_with_time(world: World) -> None:
     world.live()
 
 
-@pytest.mark.parametrize("heard", ["before it ends", "after it ended", "in the next life"])
-def test_a_worker_that_fails_again_as_before_stays_down(world: World, heard: str) -> None:
+@pytest.mark.parametrize("reported", ["before it ends", "after it ended", "in the next life"])
+def test_a_worker_that_fails_again_as_before_stays_down(world: World, reported: str) -> None:
     world.add(at_once(quarantine_after=9, enough_uses=2))
     world.live().end(CRASH)
     assert world.is_restarted()
     again = world.live()
-    if heard == "before it ends":
+    if reported == "before it ends":
         world.give_up(again)
-    elif heard == "after it ended":
+    elif reported == "after it ended":
         world.supervisor._slots["worker-0"].policy = LATER
     again.end(CRASH)
-    if heard == "after it ended":
+    if reported == "after it ended":
         assert world.is_restarted()
         world.give_up(again)
-    elif heard == "in the next life":
+    elif reported == "in the next life":
         assert world.is_restarted()
         after = world.live()
         world.give_up(again)

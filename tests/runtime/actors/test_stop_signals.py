@@ -80,7 +80,7 @@ print(program.wait(60))
     assert _prints(program).split() == ["-15"]
 
 
-# A worker that is let go leaves, whatever its main loop does.
+# A released worker leaves, even if its main loop is busy.
 
 
 PROGRAM = """
@@ -138,7 +138,7 @@ def test_one_that_hangs_is_ended_and_says_where(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_one_that_leaves_by_itself_is_left_alone(tmp_path: Path) -> None:
     done = _leave(tmp_path, "leaves")
-    assert done.returncode == 1, done.stderr  # it was let go for a reason
+    assert done.returncode == 1, done.stderr  # it was released for a reason
     assert "the driver dismissed this worker: enough" in done.stderr
 
 

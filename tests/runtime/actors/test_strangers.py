@@ -1,4 +1,4 @@
-"""Calls of those who have not shown the token keep nobody else out."""
+"""Calls without the token never keep others out."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_one_stranger_too_many_ends_the_visit_that_has_lasted_longest() -> None:
             visits.enter_context(strangers.visit(lambda name=name: ended.append(name)))  # type: ignore[misc]
         assert ended == ["a", "b"]
     with strangers.visit(lambda: ended.append("e")), strangers.visit(lambda: ended.append("f")):
-        assert ended == ["a", "b"], "who has left makes room"
+        assert ended == ["a", "b"], "a stranger that left makes room"
 
 
 _ASKS = health_pb2.HealthCheckRequest().SerializeToString()
 
 
 def _read(call: Any) -> None:
-    """Read to the end, which a client hears of behind all messages."""
+    """Read to the end, which reaches a client after all messages."""
     with suppress(grpc.RpcError):
         for _ in call:
             pass
@@ -120,7 +120,7 @@ def test_a_stranger_that_does_not_read_why_it_is_refused_is_cut_off(
 
 
 def _busy_at_first(times: int, code: grpc.StatusCode) -> tuple[Any, list[str]]:
-    """A driver's end that refuses so many streams, and lets in the next."""
+    """A driver's end that refuses N streams, and accepts the next."""
     came = list[str]()
 
     def attach(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:

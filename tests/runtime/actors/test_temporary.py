@@ -172,12 +172,12 @@ os.kill(os.getpid(), int(sys.argv[1])) if len(sys.argv) > 1 else None
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
         return Path(done.stdout.strip())
 
-    assert not run().exists(), "who ends by itself removes it"
+    assert not run().exists(), "a run that ends by itself removes it"
     left = run(str(int(signal.SIGKILL)))
     assert left.exists()
     assert left.stat().st_uid == os.getuid()
     run()
-    assert not left.exists(), "who was killed had no time to"
+    assert not left.exists(), "a killed run had no time to"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Connections with TLS: who gets through, and what the others are told."""
+"""Connections with TLS: which are accepted, and the others' errors."""
 
 from __future__ import annotations
 

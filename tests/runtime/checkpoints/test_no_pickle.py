@@ -54,7 +54,7 @@ ALLOWED = {
 
 
 def _of_interest() -> Iterator[tuple[str, str]]:
-    """(file, code) of whatever unpickles or runs code, or imports what does."""
+    """(file, code) of each place that unpickles, runs code, or imports either."""
     for file in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             names: list[str] = []

@@ -21,7 +21,7 @@ from juggler.runtime.checkpoints.weights import NoSuchWeights
 
 
 def _rewrite_record(path: Path, **changes: Any) -> None:
-    """Changes checkpoint.json as somebody would who knows how its digest is made."""
+    """Changes checkpoint.json and its digest, as an attacker would."""
     file = path / "checkpoint.json"
     record = json.loads(file.read_text()) | changes
     del record["sha256"]

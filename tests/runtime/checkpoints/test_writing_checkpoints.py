@@ -1,4 +1,4 @@
-"""What is written comes back, and whatever stops the writing leaves a good checkpoint."""
+"""Checkpoints come back as written, and an interrupted write leaves a good one."""
 
 from __future__ import annotations
 

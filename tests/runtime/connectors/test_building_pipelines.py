@@ -110,7 +110,7 @@ def test_what_a_filter_learns_comes_under_its_name() -> None:
     )
     for number in (2, 6):
         pipeline.watch(np.full((1, 2), number, np.float32))
-    pipeline(np.full((1, 2), 1000, np.float32))  # nobody learns from this one
+    pipeline(np.full((1, 2), 1000, np.float32))  # this one is not learned from
     delta = pipeline.take_delta(np.ones((1, 2), np.bool_))
     moments = Moments.from_tree(delta["filter"])
     assert (moments.count, moments.mean.tolist(), moments.m2.tolist()) == (2, [2, 2], [2, 2])

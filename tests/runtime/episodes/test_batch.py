@@ -247,7 +247,7 @@ def test_what_is_wrong_within_a_tree_is_named(changed: dict[str, Any], message: 
     assert message in _tree_refusal(**changed)
 
 
-# A batch of episodes from columns that somebody has put together.
+# A batch of episodes from columns of another source.
 
 
 SEGMENTS = ("segment_rows", "segment_starts", "segment_lengths", "segment_offsets")

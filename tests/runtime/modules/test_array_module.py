@@ -343,7 +343,7 @@ def test_new_weights_are_used_and_compared_ever_more_seldom(
 
 
 def test_what_is_not_finite_passes_as_in_torch() -> None:
-    """Whoever reads the log-probabilities finds out."""
+    """Reading the log-probabilities raises the error."""
     module, twin = built(None, ARRAY_MODULE_AND_TORCH_NUMBERS, spaces.Box(-1, 1, (2,), np.float32))
     for each in (module, twin):
         each.get_parameter("policy_head.log_std").data.fill_(100.0)

@@ -84,7 +84,7 @@ def test_there_is_one_for_every_pair_of_spaces_with_and_without_a_memory(
     assert distribution(inputs).log_prob(actions).shape == leading
     for forward in (module.forward_inference, module.forward_exploration):
         acted = forward(batch)
-        assert "values" not in acted  # who acts needs none
+        assert "values" not in acted  # acting needs none
         assert torch.equal(acted["action_dist_inputs"], inputs)
     (inputs.sum() + train["values"].sum()).backward()
     assert all(parameter.grad is not None for parameter in module.parameters())
@@ -236,7 +236,7 @@ def test_a_bias_that_is_no_number_is_refused(bias: object) -> None:
         ModelConfig.parse({"recurrent": "lstm", "memory_bias": bias})
 
 
-# Dueling networks against what they are in NumPy, and who has them.
+# Dueling networks against NumPy, and the modules that have them.
 
 
 Floats = NDArray[np.float64]

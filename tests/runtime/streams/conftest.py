@@ -83,10 +83,10 @@ def subscribe(server: Learner) -> Iterator[Callable[..., WeightsSubscription]]:
 
 @pytest.fixture
 def meeting() -> Iterator[Meeting]:
-    """A place that no other test has, and where nobody is left in the end."""
+    """A place of this test's own, which is empty at the end."""
     made = Meeting(secrets.token_hex())
     yield made
-    soon(lambda: not names_of(made), "nobody has a name of the meeting")
+    soon(lambda: not names_of(made), "no process has a name of the meeting")
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def publish(server: Learner) -> Callable[..., Version]:
 
 @pytest.fixture
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its size, it goes through shared memory, of which there is none yet."""
+    """A message of any size goes through shared memory, of which there is none yet."""
     monkeypatch.setenv("JUGGLER_SHARED_MEMORY", "0")
 
     def none_is_left() -> bool:

@@ -27,7 +27,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 class Timers:
-    """In place of those of the clock: each goes off when a test says so, even if it was cancelled
+    """Replace those of the clock: each goes off when a test says so, even if it was cancelled
     too late."""
 
     def __init__(self) -> None:

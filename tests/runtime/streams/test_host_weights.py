@@ -67,7 +67,7 @@ def test_a_slow_reader_gets_the_newest_version_and_none_in_between(meeting: Meet
             header = episodes_pb2.WeightsHeader(version=version.message())
             tree = weights_tree(version, SIZE)
             relay.offer(Frame(header, tree), next(encode_frame(header, tree)), None)
-        assert not open_memories(), "nobody has asked"
+        assert not open_memories(), "no reader has asked"
         chunk = slow.next_chunk()
         assert chunk is not None
         assert Version(1, 29).message().SerializeToString() in chunk
@@ -77,7 +77,7 @@ def test_a_slow_reader_gets_the_newest_version_and_none_in_between(meeting: Meet
         relay.close()
 
 
-# -- who relays goes, or hangs --------------------------------------------------------------------
+# -- the relay leaves, or hangs -------------------------------------------------------------------
 
 
 class Host:
@@ -98,7 +98,7 @@ class Host:
         return seen
 
     def relay(self) -> ReaderProcess:
-        """Who relays, when all others have left the learner."""
+        """The relay, when all others have left the learner."""
         self.publish()
         soon(lambda: readers_at(self.learner) == 1, "one reader is left at the learner")
         seen = self.publish()

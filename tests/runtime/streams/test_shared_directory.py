@@ -67,7 +67,7 @@ def _close(*connections: socket.socket) -> None:
         each.close()
 
 
-# -- who shares -----------------------------------------------------------------------------------
+# -- sharers --------------------------------------------------------------------------------------
 
 
 def test_over_tcp_batches_lie_in_memory_if_both_ends_have_the_directory(
@@ -186,7 +186,7 @@ def test_a_directory_that_somebody_keeps_locked_is_an_error_and_no_wait_without_
         os.close(held)
 
 
-# -- whoever else may write there -----------------------------------------------------------------
+# -- other writers -------------------------------------------------------------------------------
 
 
 def test_no_reader_is_kept_from_weights_by_a_file_in_the_place_of_the_relay(

@@ -122,7 +122,7 @@ def test_memory_is_used_again_only_when_nothing_reads_it(
         learner.taken.pop()
     for frame in held:
         np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, SIZE))
-    # Those that are held, those released before them, and one or two that were used in turn.
+    # The held ones, the ones released before them, and one or two that were used in turn.
     assert len(mapped()) <= len(held) + 4
 
 
@@ -138,7 +138,7 @@ def test_a_batch_that_finds_no_memory_free_goes_inline(
     assert senders.inline == []
 
 
-# -- who dies -------------------------------------------------------------------------------------
+# -- deaths ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ def test_memory_that_cannot_be_mapped_is_refused_with_the_reason(
 def test_a_learner_that_cannot_map_gets_bytes(
     learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner.memory.close()  # and somebody else listens there, who does not answer the probe
+    learner.memory.close()  # and another process listens there, and does not answer the probe
     taken: SimpleQueue[socket.socket] = SimpleQueue()
     monkeypatch.setattr(sharing.secrets, "token_hex", lambda size: "known")
     listener = MemorySocket(learner.address)

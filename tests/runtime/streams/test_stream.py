@@ -23,7 +23,7 @@ LARGE = 5 * DEFAULT_CHUNK_BYTES // 4  # elements of float32: five chunks
 
 
 def _push(learner: LearnerEnd, messages: list[bytes]) -> grpc.StatusCode:
-    """How a stream ends on which these messages come, whatever they are."""
+    """How a stream with these messages, valid or not, ends."""
     with dial(learner.address) as channel:
         push = channel.stream_stream(PUSH_METHOD)
         call = push(iter(messages), metadata=call_metadata("secret", "run", "i"), timeout=PATIENCE)
@@ -180,7 +180,7 @@ def test_what_is_not_acknowledged_when_a_stream_ends_is_lost_once(
 
 
 def test_a_batch_for_a_learner_that_is_not_there_is_lost(tmp_path: Path, senders: Senders) -> None:
-    senders.open(f"unix:{tmp_path / 'nobody'}").send(header(1), tree(1))
+    senders.open(f"unix:{tmp_path / 'empty'}").send(header(1), tree(1))
     reason, explanation = senders.wait_for(1)[1]
     assert reason == "learner_lost"
     assert explanation

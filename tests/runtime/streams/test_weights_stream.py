@@ -152,7 +152,7 @@ def test_older_weights_of_a_restarted_learner_do_not_replace_newer_ones(
         [weights_frame(Version(2, 3)), weights_frame(newest), weights_frame(Version(1, 9))]
     )
     server.start(served.handler())
-    served.wait_for_calls(2)  # by then all of the first call was received
+    served.wait_for_calls(2)  # now all of the first call was received
     assert subscription.newest is not None
     assert same(subscription.newest, newest)
 

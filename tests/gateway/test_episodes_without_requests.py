@@ -1,4 +1,4 @@
-"""A simulator goes on while nobody asks for samples: its episodes add up, and are bounded."""
+"""A simulator plays while no samples are requested: its episodes count, and are bounded."""
 
 from __future__ import annotations
 
