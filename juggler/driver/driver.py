@@ -47,7 +47,7 @@ from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 _LAST_UPDATES_SECONDS = 1.0
 _SILENCE_SECONDS = 2.5  # of learners that should send a state; they send a message every second
 _LEAVE_SECONDS = 0.5
-_SIMULATORS_SECONDS = 4.0  # for EnvRunners that wait for the simulators that they have started
+_SIMULATORS_SECONDS = 4.0  # for gateways, which wait until simulators have read the end
 _RECORDING_SECONDS = 30.0  # for EnvRunners that are still writing recordings
 #: A large state may take longer, because it is worth keeping: containers have a minute to end.
 _LAST_CHECKPOINT_SECONDS = 40.0
@@ -80,7 +80,7 @@ class Shutdown:
         runner = self._parts.config.env_runner
         if runner.record:
             return _RECORDING_SECONDS
-        return _SIMULATORS_SECONDS if runner.simulator else _LEAVE_SECONDS
+        return _SIMULATORS_SECONDS if runner.gateway else _LEAVE_SECONDS
 
     def wind_down(self) -> None:
         """Finish updates, make the last checkpoint, and release the workers."""
