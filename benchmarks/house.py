@@ -166,6 +166,7 @@ def measures() -> dict[str, int]:
         "avoided words": len(avoided_words(package)),
         "avoided words in tests": len(avoided_words(spoken)),
         "long docstring heads": len(long_heads(files)),
+        "long docstring heads in tests": len(long_heads(trees(tests))),
         "functions longer than a screen": len(long_functions(files)),
         "functions that need a comment": len(long_stretches(files)),
     }

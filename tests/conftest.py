@@ -51,7 +51,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives tests of real runs more time: steps take longer on a busy machine."""
+    """Give tests of real runs more time for busy machines."""
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in ("slow", "long")):
             continue
@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints the seconds of each file that took at least two, slowest first."""
+    """Print the seconds of each file from two on, slowest first."""
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -76,7 +76,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fails tests of the gate that start a process: its scheduling would decide on them."""
+    """Fail tests of the gate that start a process."""
     if any(request.node.get_closest_marker(tier) for tier in ("slow", "long")):
         yield
         return
@@ -97,7 +97,7 @@ def _no_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def run_python(tmp_path: Path) -> Callable[..., str]:
-    """Runs a Python program where it may leave what it likes -> what it prints."""
+    """Run a Python program in a temporary directory; return its output."""
 
     def run(*arguments: str | Path, timeout: float = 300) -> str:
         done = subprocess.run(
@@ -116,7 +116,7 @@ def run_python(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process is in the test's directory, and what it imports from there is gone after it."""
+    """Change to the test's directory; forget its modules afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])  # which commands put the directory into
     yield
@@ -132,8 +132,7 @@ def run_shortly(
     in_tmp_path: None,
     local_workers: None,
 ) -> Callable[..., str]:
-    """Runs scripts in this process, since a new one would take seconds to import everything, and
-    returns what they print. Their runs end after one update, or after `stop_steps`."""
+    """Run scripts in this process, with short runs; return their output."""
     import juggler
 
     begins = {name: getattr(juggler, name) for name in ("train", "resume")}
@@ -179,7 +178,7 @@ def one_forkserver(_kept_forkserver: None) -> None:
 
 @pytest.fixture
 def local_workers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """For runs that this process begins: workers are threads, and in slow tests processes."""
+    """Run local workers as threads; in slow tests, as processes."""
     if any(request.node.get_closest_marker(tier) for tier in ("slow", "long")):
         request.getfixturevalue("one_forkserver")
         yield

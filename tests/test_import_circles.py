@@ -9,7 +9,7 @@ OWNERS = {"juggler.driver.run_parts", "juggler.driver.workers.league_run"}
 
 
 def test_imports_go_in_no_circle() -> None:
-    """Neither at the head of a module, nor for types alone, nor within functions.
+    """Imports form no circle: at heads, for types, or in functions.
 
     The exception is the types of owners, by which their parts are annotated.
     """

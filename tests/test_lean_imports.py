@@ -1,4 +1,4 @@
-"""What works without torch, and what is not imported before it is needed."""
+"""What works without torch, and what is imported late."""
 
 from __future__ import annotations
 

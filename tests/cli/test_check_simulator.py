@@ -1,4 +1,4 @@
-"""`juggler check-simulator`, with simulators that work and with one for each rule that breaks."""
+"""`juggler check-simulator`, with working simulators and one for each broken rule."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_agents_with_spaces_of_their_own_are_reported_one_by_one() -> None:
 
 @until_the_end
 def stand_still(address: str) -> None:
-    """No rewards, no end, and an observation of which one number is outside."""
+    """Give no reward and no end, and one observation out of bounds."""
     with connect(address, box([2], 0, 1), discrete(2), environments=3) as session:
         nothing = np.zeros(3)
         for _ in range(1_000_000):

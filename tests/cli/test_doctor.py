@@ -1,4 +1,4 @@
-"""What `juggler doctor` says of this machine, and of one where something does not work."""
+"""`juggler doctor`, on this machine and on one with defects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the processes of workers end that a driver did not start itself."""
+"""Exits of worker processes that no driver of this host started."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def test_on_other_systems_the_first_line_says_what_runs_it(
 
 @pytest.fixture
 def learner() -> Iterator[str]:
-    """The address of a gRPC server that knows no method of a driver."""
+    """Return the address of a gRPC server without a driver's methods."""
     server = grpc.server(futures.ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

@@ -140,7 +140,7 @@ Rate = Callable[[dict[str, Any]], float]
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rate], list[dict[str, int]]]:
-    """Runs take no time, and have rates by their sizes; returns the sizes that were tried."""
+    """Replace runs by their rates by size; return the sizes tried."""
 
     def with_rates(rate: Rate) -> list[dict[str, int]]:
         tried: list[dict[str, int]] = []

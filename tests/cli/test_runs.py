@@ -84,7 +84,7 @@ def test_the_state_says_how_a_run_ended(
 def test_a_run_of_this_host_whose_driver_was_killed_is_known_as_such_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The directory of its sockets is gone, and its last line was written a moment ago."""
+    """Its sockets' directory is gone; its last line is a moment old."""
     run_dir = made(tmp_path / "run", [line(100, 1.0)])
     os.utime(run_dir / "metrics.jsonl")
     told = {"host": socket.gethostname(), "addresses": [f"unix:{tmp_path}/gone/driver.sock"]}

@@ -1,4 +1,4 @@
-"""The client as a distribution of its own, without the rest of Juggler."""
+"""The client as its own distribution, without the rest of Juggler."""
 
 from __future__ import annotations
 

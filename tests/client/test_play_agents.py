@@ -1,4 +1,4 @@
-"""What `play` and `play_agents` send, and gateways that die or do not answer."""
+"""Messages of `play` and `play_agents`; gateways that die or hang."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class AtOnce:
 
 
 class InTurns(AtOnce):
-    """The agents act in turns; only the one on turn has a mask."""
+    """Agents in turns; only the one on turn has a mask."""
 
     def reset(self, seed: int | None = None) -> None:
         super().reset()

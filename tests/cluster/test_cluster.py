@@ -1,4 +1,4 @@
-"""A run in containers: a driver, two learners, EnvRunners that come and go, and what befalls them.
+"""A run in containers, through scaling and faults.
 
 The tests share a cluster. One of its run begins it if no test before has.
 """
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def long_run(cluster: Cluster) -> Cluster:
-    """The same run, or a new one, on its way to a return out of reach."""
+    """A run, new or resumed, with a return out of reach."""
     cluster.configure(options="--stop-return 501")
     before = len(cluster.events())
     cluster.compose("up", "-d")

@@ -1,4 +1,4 @@
-"""The files under docker/ that no engine reads here: by schemas, and against what they name."""
+"""Files under docker/ that no engine reads here, checked by schemas."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_certificates_are_to_name_what_pods_dial() -> None:
 
 
 def _exported() -> set[str]:
-    """Names of all that /metrics has, of a run where everything has happened."""
+    """Names of all metrics of a run in which everything has happened."""
     status = status_pb2.RunStatus()
     status.steps.dropped["stale"] = 1
     for histogram in (status.staleness, status.sample_request_seconds, status.update_seconds):

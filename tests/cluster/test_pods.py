@@ -1,5 +1,4 @@
-"""`juggler launch kubernetes` on a real cluster, which environment variables name: see
-`support.pods`."""
+"""`juggler launch kubernetes` on a real cluster: see `support.pods`."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ class Pods:
         self._kubectl("label", "namespace", self.namespace, label)
 
     def launch(self, place: Place, *options: str) -> Command:
-        """A run of CartPole in the directory `run`, with two learners and two EnvRunners."""
+        """Launch CartPole in the directory `run`: two learners and two EnvRunners."""
         small = place.path / "small"
         small.mkdir(exist_ok=True)
         (small / "kustomization.yaml").write_text(_SMALL)
@@ -82,7 +81,7 @@ class Pods:
         return [each for each in items if "deletionTimestamp" not in each["metadata"]]
 
     def ready(self, role: str) -> dict[str, str]:
-        """By the names of pods that answer their probes, the container in each."""
+        """The container in each pod that answers its probes, by name."""
         return {
             each["metadata"]["name"]: each["status"]["containerStatuses"][0]["containerID"]
             for each in self.found("pods", f"role={role}")
@@ -91,7 +90,7 @@ class Pods:
         }
 
     def wait_for(self, run: Command, what: Callable[[], Any], seconds: float = 120) -> Any:
-        """What `what` gives as soon as that is something, while the command follows the run."""
+        """Wait for a result of `what`, while the command follows the run."""
 
         def looked() -> Any:
             assert run.status is None, run.output
@@ -123,7 +122,7 @@ class Pods:
         self.ask("create", "--raw", path, "-f", "-", given=given, refused=refused)
 
     def may_be_evicted(self, role: str) -> int:
-        """How many pods of that role may be taken for a drained node now."""
+        """Number of pods of this role that a drained node may evict."""
         budgets = {
             each["metadata"]["name"].rpartition("-")[2]: each["status"]
             for each in self.found("poddisruptionbudget")
@@ -131,7 +130,7 @@ class Pods:
         return int(budgets[role].get("disruptionsAllowed", 0))
 
     def copy_run(self, to: Path) -> None:
-        """Copy the run out of its claim, when nothing else is left of it."""
+        """Copy the run out of its claim, after everything else is gone."""
         (claim,) = self.found("persistentvolumeclaim")
         spec = {
             "securityContext": {"runAsUser": 1000, "runAsNonRoot": True, "fsGroup": 1000}

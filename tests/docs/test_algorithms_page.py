@@ -144,7 +144,7 @@ def test_a_cell_of_the_table_is_as_it_says(algorithm: str, column: str) -> None:
 def _assert_policies_agree(
     algorithm: str, make: Callable[[], RLModule], learner: Learner, episodes: list[EpisodeBatch]
 ) -> None:
-    """The learner finds the probabilities that the runner acted with: their KL is 0."""
+    """Check that learner and runner agree: their KL is 0."""
     if algorithm in ("pqn", "bc") or keeps_steps(algorithm):
         return  # they correct for no policy, and their module returns values in training
     keys: dict[str, Any] = {"epochs": 1, "minibatches": 1} if algorithm == "ppo" else {}

@@ -1,4 +1,4 @@
-"""The pages on modules and connectors, and the guides for users of other libraries, are true."""
+"""The pages on modules and connectors, and the guides, are true."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_metrics_that_others_are_translated_to_are_written(tmp_path: Path) -> No
 
 
 def translated(page: str, title: str) -> list[tuple[str, set[str]]]:
-    """A table's rows: what there is elsewhere, and the keys that are said to be that here."""
+    """A table's rows: foreign names, and the keys that they match here."""
     section = (ROOT / page).read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     rows = [row.split("|") for row in section.splitlines() if row.startswith("| ")]
     assert len(rows) > 3, f"{title} has a table"

@@ -1,4 +1,4 @@
-"""The code may not become larger or harder to read than it is: `benchmarks/house.py` measures."""
+"""The code may not become larger or harder to read."""
 
 from __future__ import annotations
 

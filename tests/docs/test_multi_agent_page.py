@@ -1,4 +1,4 @@
-"""The page on many agents names environments that are made, with keys that exist."""
+"""The page on many agents names real environments and keys."""
 
 from __future__ import annotations
 

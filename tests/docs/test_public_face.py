@@ -69,7 +69,7 @@ def test_type_checkers_are_told_the_same() -> None:
 
 
 def imported(python: str) -> set[tuple[str, str]]:
-    """(module, name) of all that is imported from Juggler; a module itself has no name."""
+    """(module, name) of all imports from Juggler; modules have no name."""
     found = set()
     for node in ast.walk(ast.parse(python)):
         if isinstance(node, ast.ImportFrom):
@@ -109,7 +109,7 @@ def test_what_people_read_imports_public_names_alone(file: str) -> None:
 
 
 def names_in_docstrings(public: type) -> set[str]:
-    """What follows `juggler.` in the docstrings of a class and of what it has itself."""
+    """Names after `juggler.` in the docstrings of a class."""
     documented = [public, *vars(public).values()]
     texts = [each.__doc__ for each in documented if isinstance(each.__doc__, str)]
     return {name for text in texts for name in re.findall(r"\bjuggler\.(\w+)", text)}

@@ -1,4 +1,4 @@
-"""What the README and the pages on runs tell people to type works."""
+"""Commands in the README and the pages on runs work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What preflight finds in environments with several agents, and what is chosen for modules."""
+"""Preflight's findings in environments of several agents, and choices for modules."""
 
 from __future__ import annotations
 

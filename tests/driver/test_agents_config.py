@@ -155,7 +155,7 @@ def of_run(learners: int, trained: Iterable[str] = "abcd", **values: Any) -> Mod
 
 
 def hosting(learners: int, processes: int, **values: Any) -> list[list[str]]:
-    """The modules of N processes, in a run that begins with `learners` of them."""
+    """The modules of N processes, in a run with `learners` at first."""
     return [of_run(learners, **values).modules_of(index) for index in range(processes)]
 
 

@@ -1,4 +1,4 @@
-"""A run beside the script that starts it: its metrics, its end, and the end of the program."""
+"""A background run: its metrics, its end, and the program's end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from juggler.driver.start_run import StartedRun
 
 
 class Trains:
-    """Takes the place of `juggler.train`: what becomes of the run is what a test says."""
+    """Replace `juggler.train` by a scripted run."""
 
     def __init__(self) -> None:
         self.stopped: list[str] = []

@@ -1,4 +1,4 @@
-"""RunConfig: flat keys, values from files and checkpoints, and what is wrong said in one line."""
+"""RunConfig: flat keys, files, checkpoints, and errors of one line."""
 
 from __future__ import annotations
 

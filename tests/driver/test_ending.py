@@ -34,7 +34,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 def wind_down(world: WorkersWorld, reason: str, drain: Callable[[], None] = lambda: None) -> None:
-    """End a run whose workers say, while it waits, what `drain` has them say."""
+    """End a run whose workers say in the meantime what `drain` gives."""
     supervisor = SimpleNamespace(stop_restarting=lambda: None, of_use=lambda _: None)
     local = SimpleNamespace(supervisor=supervisor, keep_failing=lambda _: False)
     world.parts.local = cast(Any, local)
@@ -53,7 +53,7 @@ def wind_down(world: WorkersWorld, reason: str, drain: Callable[[], None] = lamb
 
 
 def told_at_the_end(directory: Path, reason: str) -> list[str]:
-    """By a run whose learner, asked for its state, says that it lives, and no more."""
+    """Messages of a run whose learner is alive but saves nothing."""
     world = WorkersWorld(directory)
     world.ask_for_a_snapshot()
     world.resident["learner-0"] = 1
@@ -94,7 +94,7 @@ def test_the_last_updates_metrics_are_read_and_fail_a_run_that_cannot_improve(
 
 
 def test_the_last_checkpoint_of_a_synchronous_run_waits_for_no_turn(tmp_path: Path) -> None:
-    """A turn that the end cuts short is played again: nothing of it counts."""
+    """A turn cut short by the end is played again, and uncounted."""
     world = synchronous(tmp_path / "checkpoints")
     world.meet()
     play_a_round(world)

@@ -1,4 +1,4 @@
-"""What shows before a run has a directory, in a process of its own."""
+"""Errors before a run has a directory, found in a process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _GOOD_STEP = "return self.observation_space.sample(), 0.0, False, False, {}"
 
 
 def _env(body: str, step: str = _GOOD_STEP) -> type[gymnasium.Env[Any, Any]]:
-    """A class of environments of a script, with this as its constructor, and this as its `step`."""
+    """An environment class with this constructor and this `step`."""
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(
         "import gymnasium, os, time\n"
@@ -306,7 +306,7 @@ SENTENCE = r'file itself is run: if __name__ == "__main__": juggler\.train'
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    """The name of a module that begins with an environment, and ends with a given line."""
+    """The name of a module with an environment and a last line."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     name = f"unguarded_{abs(hash(request.param))}"

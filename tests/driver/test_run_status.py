@@ -198,7 +198,7 @@ def test_simulators_at_gateways_are_counted_as_the_gateway_last_said(watched: Wa
 
 
 class World(WorkersWorld):
-    """A run of two modules with a learner each. Checkpoints are due when a test says so."""
+    """A run of two modules, with checkpoints due on demand."""
 
     def __init__(self, directory: Path) -> None:
         agents = {"left": "blue", "right": "red"}

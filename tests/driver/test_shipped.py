@@ -1,4 +1,4 @@
-"""The configurations in the package, and what their files say that they were seen to reach."""
+"""Shipped configurations, and the results that their files state."""
 
 from __future__ import annotations
 

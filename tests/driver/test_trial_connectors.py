@@ -1,4 +1,4 @@
-"""Mistakes in connectors of one's own are reported before a run begins, by their names."""
+"""Mistakes in users' connectors are reported before a run begins."""
 
 from __future__ import annotations
 

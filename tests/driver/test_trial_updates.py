@@ -81,7 +81,7 @@ def test_a_loss_that_is_not_finite_is_judged_if_its_agent_acts_in_a_further_roun
 
 
 def try_updates_of(**keys: Any) -> bool:
-    """What the rehearsal of a run on CartPole does once its modules are built."""
+    """Rehearse a run on CartPole once its modules are built."""
     config = RunConfig.from_flat({"env": "CartPole-v1", "fragment_steps": 16, **keys})
     vector = make_vector_env(config.env_runner, just_one=True)
     group = AgentGroup((), vector.single_observation_space, vector.single_action_space)

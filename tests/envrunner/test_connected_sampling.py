@@ -38,7 +38,7 @@ ROWS = len(SCRIPTS)
 
 
 class Infinite(Scripted):
-    """So is the first number that it shows after two steps of an episode."""
+    """Shows an infinite number first, after two steps."""
 
     def __init__(self) -> None:
         super().__init__(((9, "both"),))
@@ -64,7 +64,7 @@ class Idle(RLModule):
 def connected(
     env: VectorEnv[Any, Any, Any], module: Any = None, **pieces: Any
 ) -> tuple[Sampler, EnvToModule, Actor]:
-    """A sampler with connectors, and a module of that class or the default one."""
+    """A sampler with connectors, and a given or default module."""
     config = ConnectorsConfig(**pieces)
     spaces_ = env.single_observation_space, env.single_action_space
     env_to_module, module_to_env = build_runner_pipelines(config, *spaces_)

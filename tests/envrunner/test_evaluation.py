@@ -168,8 +168,7 @@ LENGTHS = (3, 1, 5, 2)
 
 
 class Told(gymnasium.Env[Any, Any]):
-    """Episodes of known lengths, whose infos have the number of the step, and a success at some
-    ends."""
+    """Episodes of known lengths, with the step number in infos."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -279,7 +278,7 @@ IN_A_LIBRARY = "/venv/lib/python3.11/site-packages/toys/art.py"
 
 
 def _failed(call: str) -> EnvironmentFailed:
-    """A call within an installed library does not suit the function that it is for."""
+    """Call an installed library with a function that does not fit."""
     code = compile("def draw(x): ...\n\n\ndraw()", IN_A_LIBRARY, "exec")
     with pytest.raises(TypeError) as raised:
         exec(code, {})

@@ -187,7 +187,7 @@ WRONG = {
 
 
 class Late(gymnasium.Env[Any, Any]):
-    """Shows a value outside its space after some steps of its first episode, of six steps."""
+    """Shows a value out of bounds in its first episode."""
 
     action_space = OBSERVED_CHOICES_ACTIONS
 
@@ -283,7 +283,7 @@ def test_evaluations_find_it_too(kind: str, connectors: dict[str, Any]) -> None:
 
 
 class Choosing(ScriptedAgents):
-    """Agents that see choices; those of green in environment 1 may be outside their space."""
+    """Agents that see choices; green's may be out of bounds."""
 
     wrong = False
 

@@ -1,4 +1,4 @@
-"""EnvRunners and learners that dial each other over TCP, with a directory in common or without."""
+"""EnvRunners and learners over TCP, with or without a shared directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _connected(index: int = 0, modules: int = 1) -> tuple[str, str, list[str]]:
-    """Where an EnvRunner sends batches, the memory that it shares, and what it says of that."""
+    """An EnvRunner's sender, its shared memory, and its log."""
     said: list[str] = []
     attachment: Any = SimpleNamespace(
         worker_id=f"envrunner-{index}",

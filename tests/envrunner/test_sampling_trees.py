@@ -1,4 +1,4 @@
-"""Observations and actions in Dicts and Tuples are sampled as plain ones are."""
+"""Observations and actions in Dicts and Tuples are sampled alike."""
 
 from __future__ import annotations
 

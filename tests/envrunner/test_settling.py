@@ -1,4 +1,4 @@
-"""Batches are settled in the threads of streams, while the EnvRunner goes on sampling."""
+"""Batches settle in stream threads, while the EnvRunner samples on."""
 
 from __future__ import annotations
 

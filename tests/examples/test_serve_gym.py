@@ -1,4 +1,4 @@
-"""The example that serves Gymnasium environments over dm_env_rpc, dialed as a run dials it."""
+"""The example that serves Gymnasium over dm_env_rpc, in a run."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _no_disk(connection: Any, _: Any) -> None:
 
 @pytest.fixture
 def scripted_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Runs are scripted, and looked at without a pause. Optuna's database waits for no disk."""
+    """Script runs and their clock; give Optuna a database in memory."""
     subprocess = SimpleNamespace(Popen=ScriptedRun, DEVNULL=None, STDOUT=None)
     monkeypatch.setattr(runs, "subprocess", subprocess)
     monkeypatch.setattr(runs, "_LOOK_SECONDS", 0.0)

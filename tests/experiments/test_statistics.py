@@ -34,7 +34,7 @@ def test_the_interquartile_mean_is_that_of_scipy(runs: int) -> None:
 
 
 def test_the_interval_is_that_of_an_expanded_bootstrap_that_draws_within_each_task() -> None:
-    """Written out, with other random numbers: the bounds agree within some percent of the width."""
+    """Bounds with other random numbers agree within some percent."""
     from scipy import stats
 
     random = np.random.default_rng(7)
@@ -64,8 +64,7 @@ def test_too_few_runs_of_a_task_have_no_interval(tasks: tuple[list[float], ...])
 
 @pytest.mark.parametrize("sizes", [(5,), (6,), (20,), (3, 3)])
 def test_it_holds_the_true_value_as_often_as_it_says(sizes: tuple[int, ...]) -> None:
-    """About 95 % of the time; plain percentiles of five or six runs do 90 % of the time, those of
-    two tasks of three runs 84 %."""
+    """About 95 % of the time; plain percentiles reach 84 to 90."""
     random = np.random.default_rng(3)
     held = 0
     for _ in range(300):

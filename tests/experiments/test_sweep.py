@@ -1,4 +1,4 @@
-"""A sweep with the real Optuna: its trials, which are pruned, and its space; runs are scripted."""
+"""A sweep with the real Optuna over scripted runs."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_no_setting_of_a_list_comes_twice_and_the_last_one_ends_the_sweep(tmp_pa
 
 @pytest.mark.usefixtures("scripted_runs")
 def test_trials_that_fall_behind_are_ended_and_told(tmp_path: Path) -> None:
-    """Those with the least return are below the median from the third tenth on."""
+    """The lowest returns are below the median from the third tenth on."""
     slow = {"value_coefficient": 1.0}
     space = {"lr": [*range(1, 7), *range(51, 57)]}
     scripted(tmp_path / "sweep", space, trials=12, jobs=4, **slow)
@@ -306,7 +306,7 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trials:
 
 
 def test_a_trial_is_compared_with_those_that_had_no_line_in_its_tenth(trials: Trials) -> None:
-    """A line comes once a second, and a tenth of a short trial takes less."""
+    """Lines come once a second; a short trial's tenth takes less."""
     assert not trials.is_pruned((35, 50.0), (65, 80.0), (100, 100.0))  # the best one
     for _ in range(4):
         assert not trials.is_pruned((25, 5.0), (55, 10.0), (100, 15.0))

@@ -1,4 +1,4 @@
-"""Faults of simulators with several agents: one sentence, only to the one at fault."""
+"""Faults of agents in simulators: one sentence, for one session."""
 
 from __future__ import annotations
 

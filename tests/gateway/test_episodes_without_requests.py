@@ -1,4 +1,4 @@
-"""A simulator plays while no samples are requested: its episodes count, and are bounded."""
+"""Episodes without sample requests count, and their number is bounded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANY = 8192  # environments
 
 
 def taken(ended: Collection[tuple[float, int]]) -> training_pb2.Receipt:
-    """What a driver reads in a receipt without a step of its own."""
+    """Totals that a driver reads in receipts without steps."""
     receipt = training_pb2.Receipt()
     receipt.episode_returns.extend(each[0] for each in ended)
     receipt.episode_lengths.extend(each[1] for each in ended)

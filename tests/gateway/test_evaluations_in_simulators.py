@@ -247,7 +247,7 @@ AGENTS = ("row", "column")
 def rounds(
     world: AgentsWorld, length: int, episodes: int = 0, before: int = 0
 ) -> list[dict[str, int]]:
-    """Play episodes, up to an answer of the gateway -> the first actions in each.
+    """Play episodes up to an answer; return their first actions.
 
     For each step of episode k, which is counted on from `before`, "row" gets k and "column" 0.5.
     """

@@ -183,7 +183,7 @@ class Story:
 
 
 def means(of: Iterable[Counter[tuple[float, int]]]) -> Counter[float]:
-    """The means of rewards over steps, of episodes with these returns and lengths."""
+    """Means of rewards over steps, for these returns and lengths."""
     found: Counter[float] = Counter()
     for each in of:
         for (total, length), count in each.items():

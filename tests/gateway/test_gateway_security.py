@@ -1,4 +1,4 @@
-"""TLS and a token at a gateway: which clients get in, and the others' errors."""
+"""TLS and a token at a gateway: admissions and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that are dead and do not say so: nothing comes through, and nothing closes them."""
+"""Half-open connections: nothing comes through, and nothing closes them."""
 
 from __future__ import annotations
 

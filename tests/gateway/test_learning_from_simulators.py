@@ -108,7 +108,7 @@ def test_what_a_random_policy_did_teaches_impala_and_is_recorded(tmp_path: Path)
 
 
 def learned_from(tmp_path: Path, run_of: str, simulator: str, count: int) -> dict[str, Any]:
-    """A run with simulators in processes of their own -> its summary, whose books balance."""
+    """Train with simulators in processes; return the checked summary."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     output, run_dir = tmp_path / "output", tmp_path / "run"
     command = f"train {run_of} --gateway 127.0.0.1:0"

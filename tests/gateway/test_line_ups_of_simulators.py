@@ -42,7 +42,7 @@ def drawn(environment: int, episodes: int) -> list[list[str]]:
 
 
 def episode(session: AgentsSession, t: int, steps: int = 2) -> dict[str, int]:
-    """Play an episode in which both act at once -> their first actions."""
+    """Play an episode with simultaneous actions; return the first ones."""
     first = session.step({name: see(t, 0) for name in AGENTS})
     for step in range(1, steps):
         shown = {name: see(t, step) for name in AGENTS}
@@ -270,7 +270,7 @@ def test_early_rewards_are_checked(make_world: Make, early: list[float], code: s
 
 
 def league(make_world: Make, **keys: Any) -> AgentsWorld:
-    """A gateway for a league: "main" chooses 0, and learns; "old" is frozen, and chooses 2."""
+    """A league's gateway: "main" learns and chooses 0; "old" chooses 2."""
     players = {key: ["main", "old"] for key in ("column", "row")}
     keys = {"frozen": {"old": OLD}, "league": True, "environments": 2, "row_age": 100, **keys}
     return make_world(players, **keys)
@@ -287,7 +287,7 @@ def ask(world: AgentsWorld, *line_ups: tuple[int, str, str], **at_least: int) ->
 
 
 def results(receipts: Mapping[str, training_pb2.Receipt]) -> dict[int, list[float]]:
-    """By id of the matches that have ended, the returns of column and row."""
+    """Returns of column and row by the id of ended matches."""
     ended = [match for receipt in receipts.values() for match in receipt.matches]
     assert all(match.attempt == 1 for match in ended)
     assert len({match.match_id for match in ended}) == len(ended)

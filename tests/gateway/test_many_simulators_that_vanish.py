@@ -1,4 +1,4 @@
-"""Simulators that vanish by the hundred, and those beside them that do not."""
+"""Hundreds of simulators that vanish, beside ones that stay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SESSION = "/juggler.simulator.v1.Simulator/Session"
 
 
 def test_hundreds_of_connections_that_break_leave_nothing_behind() -> None:
-    """Each of them in the middle of an episode, with a step that waits."""
+    """Each one vanishes within an episode, with a waiting step."""
     with GatewayWorld(rows=1, resume_seconds=0.1) as world:
         threads = threading.active_count()
         for _ in range(6):

@@ -11,7 +11,7 @@ PROMISED = Path(__file__).with_name("simulator_protocol_1.txt")
 
 
 def numbered() -> set[str]:
-    """Every field and every word of an enumeration, with its number and type."""
+    """Fields and enumeration words, with their numbers and types."""
     found = set()
     for file in (simulator_pb2, spaces_pb2, tensors_pb2):
         waiting = [*file.DESCRIPTOR.message_types_by_name.values()]

@@ -41,7 +41,7 @@ def commands(beginning: str) -> list[str]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """What of the repository a simulator needs, with a port that is free."""
+    """A simulator's part of the repository, with a free port."""
     shutil.copytree(ROOT / "proto", tmp_path / "proto")
     shutil.copytree(
         ROOT / "examples" / "simulators",
@@ -89,7 +89,7 @@ def test_templates_read_seeds_and_parameters_and_dial_without_a_proxy() -> None:
 def learning(
     command: str, place: Path, steps: int = 1_000_000, said: str = "solved: return"
 ) -> Iterator[str]:
-    """Where a run of the page takes simulators; it must end so, which is with its task solved."""
+    """The page's run with simulators, which must end as solved."""
     address = free_address()
     for config in (place / "examples" / "simulators").glob("*.toml"):
         config.write_text(config.read_text().replace("127.0.0.1:5005", address))
@@ -123,7 +123,7 @@ def tells_speed(place: Path) -> bool:
 
 
 def follow(lines: list[str], place: Path, address: str) -> str:
-    """Run the commands of a block in one shell -> what they print."""
+    """Run a block's commands in one shell; return their output."""
     script = "\n".join(["set -e", *lines]).replace("127.0.0.1:5005", address)
     done = subprocess.run(
         ["bash", "-c", script], cwd=place, capture_output=True, text=True, timeout=300

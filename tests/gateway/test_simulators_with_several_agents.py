@@ -1,4 +1,4 @@
-"""Simulators with several agents: what each of them does becomes batches of its module."""
+"""Steps of simulators' agents become batches of their modules."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_an_end_that_is_held_back_is_sent_when_the_session_is_closed(
 
 
 class Relay:
-    """An AEC game: column's turn comes after row has left, or column leaves without a turn."""
+    """An AEC game: column moves after row's end, or not at all."""
 
     possible_agents = ("row", "column")
 

@@ -1,4 +1,4 @@
-"""Where the spaces of two simulators differ, the text for people names the first part that does."""
+"""Errors about two simulators' spaces name the first difference."""
 
 from __future__ import annotations
 

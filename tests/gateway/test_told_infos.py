@@ -1,4 +1,4 @@
-"""Numbers that simulators tell of their steps reach receipts as the infos of environments do."""
+"""Numbers in simulators' infos reach receipts as environments' do."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAN = float("nan")
 
 
 def numbers(step: int, length: int) -> dict[str, Any]:
-    """What is told of a step of an episode: a success at the ends of long ones alone."""
+    """Infos of a step: successes at the ends of long episodes."""
     told: dict[str, Any] = {"step": step, "broken": NAN, "none of the names": [1, 2, 3]}
     return {**told, "success": length > 2} if step == length > 1 else told
 
@@ -52,7 +52,7 @@ def by_name(found: InfoNumbers) -> InfoNumbers:
 
 
 def perform(session: Any, episodes: int) -> None:
-    """Episodes of known lengths in one environment, each of which ends with a step of its own."""
+    """Play episodes of known lengths, with a step for each end."""
     for k in range(episodes):
         length = LENGTHS[k % len(LENGTHS)]
         session.step(np.zeros(3), infos={"step": 1000.0})  # of no action

@@ -1,4 +1,4 @@
-"""Values that policies cannot compute with, or that learners refuse, end the session alone."""
+"""Unusable values end their own session only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gateway does with a message of many environments, while all others wait."""
+"""A gateway's work on messages of many environments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS = 1024
 
 
 def seconds_to_end(world: GatewayWorld, rows: int, kind: str) -> float:
-    """Processor time of a message in which the episodes of that many environments end."""
+    """CPU time of a message that ends this many episodes."""
     shown, all_of_them = np.zeros((rows, 3), np.float32), [True] * rows
     given: dict[str, Any] = {
         "truncated": {

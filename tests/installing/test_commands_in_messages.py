@@ -18,7 +18,7 @@ def only_what_a_test_writes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def noted(monkeypatch: pytest.MonkeyPatch, site: Path, origin: object) -> None:
-    """As pip leaves an installed Juggler, with what it notes of where it had it from."""
+    """An installation as pip records it, with its origin."""
     there = site / "juggler-0.1.0.dist-info"
     there.mkdir(parents=True)
     (there / "METADATA").write_text("Metadata-Version: 2.1\nName: juggler\nVersion: 0.1.0\n")

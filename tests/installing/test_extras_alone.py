@@ -1,5 +1,4 @@
-"""Each extra does what it is for, in an environment that has nothing else, once the command is run
-that Juggler names where it is missing."""
+"""Each extra works alone, after the command in the error."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def is_sent(path: str) -> bool:
-    """Whether .dockerignore lets a file through: the last line that matches it counts."""
+    """Whether .dockerignore's last matching line sends a file."""
     sent = True
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         if not line or line.startswith("#"):
@@ -24,7 +24,7 @@ def is_sent(path: str) -> bool:
 
 
 def build(into: Path) -> None:
-    """Do what the Dockerfile's COPY lines do with the files of this repository."""
+    """Do the Dockerfile's COPY lines with this repository's files."""
     for line in (ROOT / "docker" / "Dockerfile").read_text().splitlines():
         if not line.startswith("COPY "):
             continue

@@ -1,4 +1,4 @@
-"""A notebook of a user, executed by Jupyter's own client: what it shows is in its cells."""
+"""A user's notebook, executed by Jupyter's own client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on what stands around a run is true, with the real Optuna and pandas."""
+"""The page on Python use is true, with Optuna and pandas."""
 
 from __future__ import annotations
 

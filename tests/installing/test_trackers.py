@@ -1,4 +1,4 @@
-"""Runs are recorded by the real Weights & Biases and MLflow, without a server."""
+"""Runs in the real Weights & Biases and MLflow, without servers."""
 
 from __future__ import annotations
 

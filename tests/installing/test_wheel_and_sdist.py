@@ -1,4 +1,4 @@
-"""What is built of Juggler holds what programs in other languages are made from."""
+"""Built distributions include the files for other languages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that are followed to their end, with an engine that says what a test wants."""
+"""Runs that are followed to their end, with a scripted engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUNS, OVER, WAITS = DriverState(running=True), DriverState(status=3), DriverStat
 
 
 class _Engine(EngineRun):
-    """Answers one question after the other, and notes what it is asked to do."""
+    """Answers questions in order, and records its commands."""
 
     def __init__(self, *answers: DriverState | Exception | Callable[[], DriverState]) -> None:
         self._answers = list(answers)

@@ -219,7 +219,7 @@ _DRIVER = "#!/bin/bash\ntrap 'exit 1' TERM\ntouch runs\nwhile :; do sleep 0.01; 
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The script of a driver whose two workers are wanted, in a directory of its own."""
+    """The script of a driver with two workers, in its own directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(slurm, "_KEEP_SECONDS", 0.05)
     for name in ("sbatch", "scancel", "scontrol"):
@@ -241,8 +241,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _ended_by(script: Path, number: int, state: str) -> tuple[str, list[str]]:
-    """Run a script until it has submitted workers, and signal it -> what it calls then, and the
-    numbers of workers that are left."""
+    """Run a script and signal it; return its calls and remaining workers."""
     here = script.parent
     (here / "state").write_text(state)
     calls, runs = here / "calls", here / "runs"

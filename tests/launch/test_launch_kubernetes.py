@@ -1,5 +1,4 @@
-"""`juggler launch kubernetes` with a `kubectl` that notes what it is told, and says what a test
-wants.
+"""`juggler launch kubernetes` with a scripted `kubectl`.
 
 Only `kubectl kustomize` is the real one, in tests/cluster.
 """

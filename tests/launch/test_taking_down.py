@@ -1,4 +1,4 @@
-"""Runs that are taken down, kept running and scaled, though something goes wrong."""
+"""Runs that are taken down, kept running and scaled, despite faults."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_signal_between_two_lives_of_a_job_ends_the_next_one(tmp_path: Path) -
 def test_a_worker_that_is_being_submitted_when_the_run_ends_is_cancelled_too(
     tmp_path: Path,
 ) -> None:
-    """A driver that ends sends its workers home, and its job takes them for lost ones."""
+    """The ending driver dismisses its workers; its job takes them as lost."""
     programs = {
         "squeue": "cat jobs",
         "sbatch": "touch begun; sleep 1; echo 7 >> jobs",

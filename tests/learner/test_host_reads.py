@@ -1,4 +1,4 @@
-"""An update reads nothing from its device, and few calls lead to it."""
+"""An update reads nothing from its device, with few calls."""
 
 from __future__ import annotations
 

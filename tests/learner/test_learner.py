@@ -1,4 +1,4 @@
-"""The Learner: what it takes, what it refuses, saving, and that it learns."""
+"""The Learner: its inputs, errors, saving, and learning."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_checkpoint_from_another_module_is_refused_and_changes_nothing(
 
 
 def without_selection(replay: dict[str, Any]) -> dict[str, Any]:
-    """A replay's state that ends in the middle: its rows are there, and not how they are drawn."""
+    """A replay's state cut in the middle: rows without their priorities."""
     kept = {name: x for name, x in replay["modules"]["default"].items() if name != "selection"}
     return {**replay, "modules": {"default": kept}}
 

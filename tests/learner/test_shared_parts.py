@@ -84,7 +84,7 @@ def columns(generator: torch.Generator) -> Columns:
 
 
 def loaded(tensors: Mapping[str, Tensor], encoder: nn.Module | None = None) -> Doubled:
-    """A module of torch with these values, on another one's encoder if that is given."""
+    """A torch module with these values, perhaps on another one's encoder."""
     module = Doubled()
     module.load_state_dict({name: x.clone() for name, x in tensors.items()})
     module.encoder = encoder or module.encoder

@@ -1,4 +1,4 @@
-"""Updates on columns that are put together already, and in parts and passes chosen for one call."""
+"""Updates on prepared columns, in parts and passes per call."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def arrays(columns: Any) -> Any:
 def test_on_collated_episodes_it_is_the_update_from_these_episodes(
     make_batch: MakeBatch, algorithm: str, passes: dict[str, Any]
 ) -> None:
-    """To the bit: metrics and state, over several updates, from arrays and from tensors in turn."""
+    """Bitwise over several updates, from arrays and tensors in turn."""
     one, other = make(algorithm), make(algorithm)
     for seed in range(3):
         # Of different lengths: the shorter rows are filled up.
@@ -220,7 +220,7 @@ def test_a_module_with_a_state_learns_from_its_columns(make_batch: MakeBatch) ->
 def test_a_group_makes_of_shards_of_columns_what_one_makes_of_all(
     make_batch: MakeBatch, algorithm: str, passes: dict[str, Any]
 ) -> None:
-    """Where rows are cut, IMPALA's and APPO's parts are other rows than those of one learner."""
+    """Where rows are cut, IMPALA's and APPO's parts differ."""
     batch = collate([make_batch(8, 6)])
     together = [make(algorithm) for _ in range(2)]
     join(together)

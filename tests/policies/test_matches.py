@@ -111,7 +111,7 @@ def test_an_agent_without_a_player_is_named() -> None:
 
 
 class Gift:
-    """Each of two players moves once; the first move gives the second player 2, then 1 back."""
+    """Two players move once each; player two gets 2, then 1 back."""
 
     possible_agents = ("p0", "p1")
 
@@ -242,7 +242,7 @@ LENGTH = 6
 
 
 class Shown:
-    """Both act for 6 steps; each image is as bright as the step is late, wider in odd episodes."""
+    """Both act for 6 steps; later images are brighter."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_fps": 10}
     possible_agents = GAME_VIDEOS_AGENTS

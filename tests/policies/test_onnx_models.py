@@ -86,7 +86,7 @@ def test_a_module_that_cannot_be_exported_is_named(tmp_path: Path) -> None:
 
 
 class Heavy(juggler.ActionDistribution):
-    """A distribution of one's own, around one of torch, which checks its arguments."""
+    """A user's distribution around one of torch, with checked arguments."""
 
     def __init__(self, inputs):
         location, log_scale = inputs.chunk(2, -1)

@@ -328,7 +328,7 @@ KEYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def several(tmp_path: Path) -> tuple[Path, dict[str, Path]]:
-    """A checkpoint of two modules, and two of runs that trained one of them alone."""
+    """A checkpoint of two modules, and two of one module each."""
     env = {"red": worlds.plain, "blue": worlds.motors}
     alone = {
         name: worlds.written(tmp_path / name, env[name], **KEYS[name] | {"distribution": None})

@@ -1,4 +1,4 @@
-"""A policy that was taken away acts as evaluation does, single, in batches, and as ONNX."""
+"""A policy from a checkpoint acts as evaluation does, also as ONNX."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def in_simulated_time() -> Iterator[None]:
 @pytest.mark.parametrize("seeds", [SEEDS, pytest.param(MORE, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_run_survives_what_happens(name: str, seeds: int, tmp_path: Path) -> None:
-    """No worker is lost without a cause, no step counts twice, and training continues."""
+    """No worker is lost without cause; no step counts twice."""
     search(CLASSES[name], range(seeds), tmp_path)
 
 
@@ -78,7 +78,7 @@ def _watch_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _pings_end_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gRPC ends a connection when a stopped driver cannot read the answer to its ping."""
+    """gRPC ends a stopped driver's connection after an unanswered ping."""
     monkeypatch.setattr(hub, "WATCHFUL_SERVER_OPTIONS", SERVER_OPTIONS)
 
 
@@ -88,7 +88,7 @@ def _no_wait_for_a_large_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _groups_of_the_past_are_formed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner that is behind takes its time for groups that were given up."""
+    """A learner that is behind spends time on abandoned groups."""
     form = Membership.form
 
     def formed(self: Any, group: Any, learner: Any, superseded: Callable[[], bool]) -> Any:
@@ -99,7 +99,7 @@ def _groups_of_the_past_are_formed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _a_failed_update_brings_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new member says which weights it has, and the group's are taken for impossible."""
+    """A new member reports its weights; the group's seem impossible."""
     updated, made = LearnerEvents.updated, LearnerEvents._made
 
     def heard(self: Any, worker: Any, done: Any) -> None:
@@ -114,7 +114,7 @@ def _a_failed_update_brings_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _first_weights_are_due_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner that answers, and is still at its group's state, counts as out of reach."""
+    """A learner that is still joining its group counts as lost."""
     never = property(lambda _: False, lambda _, __: None)
     monkeypatch.setattr(runtime_world._Subscription, "answered", never, raising=False)
 
@@ -129,7 +129,7 @@ def _a_wait_for_weights_hears_of_no_other_learner(monkeypatch: pytest.MonkeyPatc
 
 
 def _an_answer_counts_each_time_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Receipts that come twice, also of a runner that is killed then, count twice."""
+    """Receipts that come twice count twice, also of killed runners."""
     replied = RequestPool._replied
 
     def again(self: Any, worker: Any, reply: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Recorded operations give what their function gives, bit for bit, or are not used at all."""
+"""Recorded operations give their function's results, bitwise, or are not used."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_an_index_out_of_bounds_is_told_by_the_function(
 
 
 def of_a_product(x: Tensor, w: Tensor) -> dict[str, Tensor]:
-    """What may be written over products, and what reads them twice or has another shape."""
+    """A shape that may be written over, and ones that may not."""
     twice = x @ w  # [B, H]
     whole = (10 * x).long() @ (10 * w).long()  # [B, H]
     return {
@@ -311,7 +311,7 @@ _LIBRARY.impl("twice", lambda x: x * 2, "CPU")
 
 
 def assert_is_repeated(function: Callable[[Tensor], dict[str, Tensor]]) -> None:
-    """Its operations are made again without it, with the same results for other inputs."""
+    """Check that its operations are repeated, for other inputs too."""
     recordings, calls = Recordings(1, math.inf), []
 
     def counted(inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Graphs of a GPU give what their function gives. Where there is none, the CPU stands in for it."""
+"""A GPU's graphs give their function's results; the CPU stands in."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_every_algorithm_learns_the_same_with_graphs(
 
 
 class Watched:
-    """In the place of recordings: looks at each function as before it is captured.
+    """Watches functions before they are captured, instead of recordings.
 
     Attributes:
         fit: whether each of the functions could be captured.
@@ -238,7 +238,7 @@ def test_what_a_graph_reads_beside_its_inputs_stays_in_memory() -> None:
 def test_a_wrong_step_is_found_out_however_small_it_is(
     step: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Numbers of 1 that it changes by a millionth are near to what they would be without it."""
+    """Ones that are changed by a millionth still look near."""
     recordings, _ = graphs(often=1)
     factor = 1.0
 

@@ -1,1 +1,1 @@
-"""What tests of several rooms share: worlds to test in, scripted parts, and programs."""
+"""Worlds, scripted parts and programs for several rooms' tests."""

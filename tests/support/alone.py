@@ -1,4 +1,4 @@
-"""Environments of Python's that have Juggler, what it needs by itself, and nothing else."""
+"""Python environments with Juggler and its dependencies only."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ ROWS = 6
 def built(
     module: Any, observations: Space[Any], actions: Space[Any], **model: Any
 ) -> tuple[RLModule, RLModule]:
-    """A module as an EnvRunner has it, with weights as after some training, and its twin."""
+    """A module with trained weights as in an EnvRunner, and its twin."""
     torch.manual_seed(3)
     made = build_module(module, observations, actions, model)
     strip_to_acting(made)
@@ -40,7 +40,7 @@ def built(
 
 
 def seen(space: Space[Any], step: int, rows: int = ROWS) -> Any:
-    """Observations [N, ...] of a space; of each action mask, some are legal."""
+    """Observations [N, ...] of a space, with some legal actions each."""
     batch = batch_space(space, rows)
     batch.seed(step)
     tree: Any = to_tree(space, batch.sample())
@@ -98,7 +98,7 @@ def only_numpy(module: ArrayModule) -> None:
 
 
 class WithoutTorch(TorchDispatchMode):
-    """A context in which every operation of torch fails, those of distributions as well."""
+    """A context in which all torch operations fail."""
 
     def __torch_dispatch__(self, operation: Any, *_: Any) -> Any:
         raise AssertionError(f"torch acted, with {operation}")
@@ -115,7 +115,7 @@ def sure(array_module: ArrayModule, observations: Any, noise: Any, rows: int = R
 def only_recorded(
     array_module: ArrayModule, observations: Any, noise: Any, rows: int = ROWS
 ) -> None:
-    """Let it record both of its passes, and fail from now on if the module itself acts."""
+    """Record both passes; fail if the module itself acts."""
     states = array_module.initial_states(rows)
     for _ in range(4):  # a call that is recorded, and three that are compared
         array_module.explore(observations, states, noise)

@@ -92,7 +92,7 @@ def make_batch(
 
 
 def _segments(live: np.ndarray, done: np.ndarray, rng: np.random.Generator) -> dict[str, Any]:
-    """The segment columns; about half of the rows go on with an episode from before them."""
+    """Segment columns; about half of the rows continue an episode."""
     found = []
     for row, step in np.argwhere(live):
         if step == 0 or done[row, step - 1] or not live[row, step - 1]:
@@ -135,7 +135,7 @@ class World:
         tree: Any = None,
         **columns: Any,
     ) -> BatchFrame:
-        """A batch as it comes from the wire: good, but for what is said here."""
+        """A batch from the wire, valid except for these arguments."""
         batch = self.make_batch(seed=batch_id, **columns)
         header = episodes_pb2.BatchHeader(
             batch_id=batch_id,

@@ -1,4 +1,4 @@
-"""A Docker engine of a test's own with Juggler's image, and runs on it."""
+"""A Docker engine for tests with Juggler's image, and runs on it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def missing() -> str:
 
 
 class Engine:
-    """A daemon with a directory, a socket and a containerd of its own, and no default bridge.
+    """A daemon with its own directory, socket and containerd.
 
     Attributes:
         directory: for its data and the files of a test.
@@ -97,7 +97,7 @@ class Engine:
         return done.stdout
 
     def build(self) -> None:
-        """Build the image, on one that stands in for that which the Dockerfile starts from."""
+        """Build the image on a stand-in for the Dockerfile's base."""
         (base,) = [
             line.split()[1]
             for line in DOCKERFILE.read_text().splitlines()
@@ -249,11 +249,11 @@ class Cluster:
         return self.docker("inspect", "--format", f"{{{{{what}}}}}", container)
 
     def kill(self, container: str) -> None:
-        """SIGKILL from outside: what docker itself does not know of, as the kernel would do it."""
+        """Send SIGKILL from outside of docker, as the kernel would."""
         os.kill(int(self.inspect(container, ".State.Pid")), signal.SIGKILL)
 
     def lines(self) -> list[dict[str, Any]]:
-        """The whole lines of metrics so far; in each of them the books balance."""
+        """Complete lines of metrics so far, with balanced books."""
         try:
             text = (self.run_dir / "metrics.jsonl").read_text()
         except FileNotFoundError:
@@ -333,7 +333,7 @@ class Swarm:
         os.kill(int(pid), signal.SIGKILL)
 
     def make_node(self, availability: str) -> None:
-        """ "drain": it gives up its tasks and gets none; "active": it gets tasks again."""
+        """ "drain": it gives up its tasks; "active": it gets them."""
         node = self._engine.run("docker", "node", "ls", "-q").strip()
         self._engine.run("docker", "node", "update", "--availability", availability, node)
 

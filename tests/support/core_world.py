@@ -59,7 +59,7 @@ class FakeLearner:
 
 
 class Processes:
-    """The processes that are alive, and their messages on the way to the core."""
+    """Living processes, and their messages in transit to the core."""
 
     def __init__(self, settings: dict[str, ModuleSettings]) -> None:
         # By module: the newest weights that runners can have.
@@ -70,7 +70,7 @@ class Processes:
         self.pending: list[Event] = []
 
     def kill(self, worker_id: str, survivors: int) -> None:
-        """The process is gone; `survivors` of its last messages are still on their way."""
+        """End a process; `survivors` of its last messages still arrive."""
         if (runner := self.runners.pop(worker_id, None)) is not None:
             left: Event = RunnerLeft(*runner.worker, "killed")
             incarnation = runner.worker.incarnation
@@ -84,7 +84,7 @@ class Processes:
         self.pending.append(left)
 
     def lose(self, worker_id: str, survivors: int) -> None:
-        """The same of a learner whose connection broke; it will tell what it had done last."""
+        """Lose a learner's connection; its last updates are reported later."""
         learner = self.learners[worker_id]
         self.kill(worker_id, survivors)
         self.pending += [
@@ -239,7 +239,7 @@ class ModuleBooks:
                 waiting.discard(worker_id)
 
     def let_go(self, worker: WorkerKey) -> None:
-        """This learner is to leave. One that is no member yet does not become one."""
+        """Tell this learner to leave. A newcomer will not join."""
         self.leavers.add(worker)
         if worker.worker_id not in self.group:
             self.ignored.add(worker)
@@ -331,8 +331,7 @@ class ModuleBooks:
             assert self.updates_in_flight() <= self.settings.max_updates_in_flight
 
     def check_admission(self, commands: list[Command]) -> None:
-        """The last request for a learner found less than its part of the bound open, or fewer
-        batches than updates may wait."""
+        """Check that the last request kept bound and waiting batches low."""
         if self.settings.synchronous:
             return
         bound = self.settings.max_open_updates * self.settings.batch_size / max(1, len(self.group))
@@ -411,8 +410,7 @@ class RoundBooks:
             self._check_modules(modules, WorkerKey(first.runner, first.incarnation))
 
     def _check_modules(self, modules: set[str], runner: WorkerKey) -> None:
-        """A module is left out if it has no learners, has enough, or need not be waited for; or if
-        the runner does not have it, or it leaves."""
+        """Check that each missing module had a reason to be left out."""
         assert modules <= self._plays[runner]
         for module_id, books in self._books.items():
             excused = books.settings.synchronous or not books.settings.waited_for
@@ -439,7 +437,8 @@ LEARNERS_OF_A_MODULE = 4
 
 
 class World(Processes):
-    """
+    """A core among fake processes, and its invariants.
+
     Args:
         settings: of each module.
         events_a_turn: how many events the core is told before it is asked for updates and requests,
@@ -484,7 +483,7 @@ class World(Processes):
             self.deliver(LearnerJoined(worker.worker_id, worker.incarnation, module_id))
 
     def let_go(self, worker_id: str) -> None:
-        """This learner is to leave. Its process ends once no group needs it."""
+        """Tell this learner to leave; it ends once no group needs it."""
         worker = self.learners[worker_id].worker
         self.leavers.add(worker)
         for books in self.books.values():
@@ -513,7 +512,7 @@ class World(Processes):
         return number in (own, *range(len(self.first), number + 1))
 
     def add_module(self, number: int) -> None:
-        """The learners of a module of the beginning are to train another one, too."""
+        """Have the first learners train one more module."""
         module_id = f"new-{len(self.added) + len(self.gone)}-{self.core.next_id}"
         self.added[module_id] = number
         settings = replace(self.settings[self.first[number]], num_learners=1)
@@ -667,8 +666,7 @@ class World(Processes):
     # A world without faults.
 
     def run(self, until_updates: int, modules: Iterable[str] = (), max_rounds: int = 400) -> None:
-        """Everybody does what it is told to, until each of these modules, or of all, has made so
-        many more updates."""
+        """Run until these modules, or all, have N more updates."""
         watched = [self.books[key] for key in modules] or list(self.books.values())
         goals = [books.updates_closed() + until_updates for books in watched]
         for _ in range(max_rounds):
@@ -695,7 +693,7 @@ C = TypeVar("C")
 
 
 class OneModule(DriverCore):
-    """The core of a run with one module, with what tests read of that module."""
+    """The core of a run with one module, and its state."""
 
     @property
     def ledger(self) -> Ledger:
@@ -713,7 +711,7 @@ def one_module(
 
 
 def step(core: DriverCore, event: Event) -> list[Command]:
-    """What the driver's loop does for an event: all commands, in the order of the loop."""
+    """Carry out the driver's loop for one event."""
     return [*core.book(event), *core.issue_updates(), *core.top_up()]
 
 

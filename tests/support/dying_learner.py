@@ -1,4 +1,4 @@
-"""A process: a learner of rank 1 in a group of two, which is killed in their second update."""
+"""A process with the second learner of a group, to be killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def die(*_: Any) -> Any:
 
 
 def main(address: str, config: dict[str, Any], dies_at: str, ready: Event) -> None:
-    """Args:
+    """Join a group, and be killed in its second update.
+
+    Args:
     address: of the meeting point.
     config: of the learner.
     dies_at: the "arrival" of its sample, before the other one knows, or the "step" after it.

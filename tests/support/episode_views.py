@@ -16,7 +16,7 @@ from juggler.runtime.wire.trees import Tree
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A segment of a batch: a view of one stretch of one episode.
+    """A segment of a batch: a view of part of an episode.
 
     `last_observation` is the observation after the last step. After a terminated episode under
     SAME_STEP or DISABLED autoreset it is the first one of the next episode, and must not be

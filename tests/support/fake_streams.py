@@ -1,4 +1,4 @@
-"""What torch has for the streams and events of a device, for a device that is played by a test."""
+"""Streams and events of torch, for a device played by a test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
 
 
 class FakeEvent:
-    """Over when the test says so, or at once on a device that is never behind."""
+    """Over on request, or at once on a device without delay."""
 
     def __init__(self, device: FakeDevice) -> None:
         self._device = device

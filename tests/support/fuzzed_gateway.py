@@ -1,4 +1,4 @@
-"""A gateway without a network and without a clock of its own, and the books that are kept of it."""
+"""A gateway without network and clock, with books of its own."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Books:
         self.weights: dict[Version, Any] = {}
 
     def legal(self, observation: Any) -> Any:
-        """[2] which actions there are: of masks, the second one for some observations alone."""
+        """[2] legal actions: the second one for some observations only."""
         return np.array([True, not self.masked or observation[0] > 0])
 
     def check_batch(self, batch: EpisodeBatch) -> None:
@@ -188,7 +188,7 @@ MOST_UPDATES = 3  # that weights may be behind
 
 
 class _Bounded:
-    """Damaged messages hold any number: what a policy makes of them stays finite."""
+    """Damaged messages hold any number, but the policy's outputs stay finite."""
 
     def _forward(self, batch: Any) -> Any:
         seen = batch["observations"]
@@ -232,7 +232,7 @@ class Stream:
 
 
 class FakeTime:
-    """What modules know as `time`, and a clock that strikes when it is told to."""
+    """Replaces `time` in modules, with a clock that strikes on request."""
 
     def __init__(self) -> None:
         self.now, self.due = 1000.0, 0.0
@@ -286,7 +286,8 @@ def fuzzed_gateway(rng: random.Random, several: bool) -> Iterator[FuzzedGateway]
 
 
 class FuzzedGateway(Books):
-    """
+    """A gateway with fuzzed simulators, and books beside it.
+
     Attributes:
         messages: that were taken.
         several: simulators may have several agents.
@@ -336,7 +337,7 @@ class FuzzedGateway(Books):
         self.wait(0.0)
 
     def tensors(self, observations: list[Any], masks: bool = True) -> list[pb.NamedTensor]:
-        """Observations [R, 3] as simulators send them; without masks, nothing is to be done."""
+        """Observations [R, 3] as simulators send them."""
         shown: Any = np.array(observations, np.float32)  # [R, 3]
         if self.space is MASKED:
             legal = np.array([self.legal(each) for each in shown]) * masks  # [R, 2]
@@ -366,7 +367,7 @@ class FuzzedGateway(Books):
 
     @property
     def most_updates(self) -> int:
-        """Of weights that it may have; a new generation may have fewer than the one before."""
+        """Updates of possible weights; a new generation may have fewer."""
         assert self.player is not None
         return max(self.player.version.update, self.newest.update)
 

@@ -24,7 +24,7 @@ from support.gateway_world import TWO_WAYS, hello
 
 
 class Told(NamedTuple):
-    """What a message says: of some environments, a step of each or None, or several of one.
+    """A message's contents: steps of environments, or several of one.
 
     Attributes:
         paused: which rows want no action.
@@ -118,7 +118,7 @@ class Simulator:
         self.inbox.append((self.stream, message.SerializeToString()))
 
     def vanish(self) -> None:
-        """The connection breaks: what is on its way, either way, may be lost."""
+        """Break the connection: messages in transit may be lost."""
         self.inbox = self.inbox[: self.rng.randint(0, len(self.inbox))]
         self.inbox.append((self.stream, None))
         exchange([self], reads=False)
@@ -244,7 +244,7 @@ class Simulator:
 
 
 def exchange(simulators: list[Simulator], reads: bool = True) -> None:
-    """The gateway gets at once all that is on its way, and answers.
+    """Deliver all messages to the gateway, and its answers.
 
     Args:
         simulators: at least one.
@@ -328,8 +328,7 @@ class Remote(Simulator):
         self.ask("steps", about, agents=[pb.Rows(observations=observations, **rows)])
 
     def _row(self, place: Place) -> tuple[Step | None, str, bool, Any, Any]:
-        """One row: the step, how the episode ended with it, whether none comes, its final
-        observation, and what is to be acted on."""
+        """One row: its step, its end, its final observation and next one."""
         place.due = True
         if place.action is None:
             place.shown = self.look()
@@ -428,8 +427,7 @@ class Several(Remote):
     def _add(
         self, rows: pb.Rows, n: int, ends: str, over: set[int], told: Told, finals: list[Any]
     ) -> Any:
-        """One row of an agent -> what it shows. The last observations of truncated agents
-        go to `finals`."""
+        """Add one agent's row; append truncated agents' observations to `finals`."""
         place, is_over = self.places[n], n // self.agents in over
         place.due = True
         step: Step | None = None

@@ -59,12 +59,12 @@ TWO_WAYS = spaces.Discrete(2)
 
 @pytest.fixture(autouse=True)
 def nobody_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are handed in short where a test says so, not where the machine is busy."""
+    """Rows are handed in early on request only, not under load."""
     monkeypatch.setattr(module_player, "STALL_SECONDS", 60.0)
 
 
 class TinyPolicy(RLModule):
-    """Distribution inputs as a function of the observation's three numbers and one weight."""
+    """Distribution inputs from three observed numbers and one weight."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         super().__init__(observation_space, action_space, {})
@@ -79,7 +79,7 @@ class TinyPolicy(RLModule):
 
 
 class TinyMemory(TinyPolicy):
-    """The same of the sum of all observations of the episode so far."""
+    """The same from the sum of all observations of the episode."""
 
     def get_initial_state(self) -> Any:
         return {"sum": torch.zeros(3)}
@@ -272,7 +272,7 @@ class RawSimulator:
         self._outgoing.put(message)
 
     def hear(self) -> pb.ToSimulator:
-        """The next message, except for gateways' messages to clients that wait for a second."""
+        """The next message, without gateways' messages to clients that wait."""
         answer = self.hear_anything()
         while answer.notice.kind == pb.Notice.WAITING:
             answer = self.hear_anything()
@@ -335,7 +335,8 @@ def see(*numbers: float) -> Any:
 
 
 class AgentsWorld(RunnerWorld):
-    """
+    """A gateway with simulators of several agents, and its learners.
+
     Args:
         directory: of the learners' sockets.
         agents: by agent, the module that plays it.
@@ -393,7 +394,7 @@ class AgentsWorld(RunnerWorld):
             self.driver.tell(*self.requests(**dict.fromkeys(module_ids, 0)))
 
     def receipts(self, *module_ids: str) -> dict[str, training_pb2.Receipt]:
-        """The next one of each module. A module may be a round ahead of the others."""
+        """The next receipt of each module, perhaps a round ahead."""
         found: dict[str, training_pb2.Receipt] = {}
         early, self._early = self._early, []
         while found.keys() != {*module_ids}:
@@ -561,7 +562,7 @@ def in_threads(count: int, what: Any) -> list[Any]:
 
 
 def assert_recorded(batches: list[EpisodeBatch], played: list[Played]) -> None:
-    """Every step of the batches is one that was played; no episode has a hole or a wrong end."""
+    """Check that batches hold the played steps, without gaps or wrong ends."""
     by_first = {tuple(each.observations[0]): each for each in played}
     parts: dict[int, list[Any]] = defaultdict(list)
     for batch in batches:

@@ -1,4 +1,4 @@
-"""A hub on a Unix socket, and workers that attach to it from this process."""
+"""A hub on a Unix socket, with workers of this process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class World:
         return attachment
 
     def wait_for(self, kind: type, seconds: float = 90.0) -> Any:
-        """The next event of a kind; others that come before it are kept in `seen`."""
+        """The next event of a kind; earlier others are kept in `seen`."""
         return self.wait_until(lambda event: isinstance(event, kind), seconds)
 
     def wait_until(self, wanted: Callable[[Any], bool], seconds: float = 90.0) -> Any:

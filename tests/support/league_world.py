@@ -1,4 +1,4 @@
-"""Leagues without workers: players are ready at once, and play rock, paper, scissors."""
+"""Leagues without workers, playing rock, paper, scissors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ready(league: League, commands: Iterable[Command]) -> list[Command]:
 
 @dataclass(kw_only=True)
 class Asking(LeagueBuilder):
-    """A builder that pairs players as another one does, and asks for what a test wants.
+    """Pairs players as another builder does, with extra commands.
 
     Attributes:
         inner: the other one.
@@ -104,7 +104,7 @@ def asking(inner: LeagueBuilder | None = None, **keys: Any) -> tuple[League, Ask
 
 
 def book_games(league: League, player: str, other: str, wins: int, losses: int) -> None:
-    """Book games as if they had been drawn, so that the win rate of a pair is what a test needs."""
+    """Book games for a wanted win rate of a pair."""
     for result in [1] * wins + [-1] * losses:
         league.payoffs.book(player, other, result)
         for each in (player, other):

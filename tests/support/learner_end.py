@@ -1,4 +1,4 @@
-"""A learner's end of the episodes' stream on a Unix socket, and what senders learn from it."""
+"""A learner's end of the episodes' stream on a Unix socket."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ def tree(batch_id: int, size: int = 4) -> dict[str, Any]:
 
 
 class LearnerEnd:
-    """Listens on a path, where senders can share memory with it; may be stopped, and started again
-    as another process would be.
+    """Listens on a path with shared memory; may stop and restart.
 
     Attributes:
         taken: the frames, in the order in which they came.
@@ -108,7 +107,7 @@ class Senders:
         return sender
 
     def wait_for(self, *batch_ids: int) -> dict[int, tuple[str, str]]:
-        """What became of these batches, once they all are settled: reason and explanation."""
+        """Fates of these batches, once all are settled: reason and explanation."""
         wanted = set(batch_ids)
         with self._changed:
             came = self._changed.wait_for(lambda: not wanted - self._ids(), PATIENCE)
@@ -116,7 +115,7 @@ class Senders:
             return {s[0]: s[1:] for s in self.settled if s[0] in wanted}
 
     def send_until_one_arrives(self, sender: EpisodeSender, first_id: int) -> int:
-        """The id of the batch that got through; all before it were lost.
+        """Send until one batch arrives; return its id.
 
         A broken stream is found when its end is reported; a batch that comes before
         that is lost too. So are batches that come while the channel waits before it dials again.

@@ -99,7 +99,7 @@ def same(found: Any, expected: Any) -> None:
 
 
 class Gated(ActorCritic):
-    """Goes on where `gate` in its model_config exists, and says at `gate`.waiting that it waits."""
+    """Continues once `gate` in its model_config exists; announces its wait."""
 
     def __init__(
         self,

@@ -108,9 +108,7 @@ def without_locks(*_: object) -> None:
 
 
 class Disk:
-    """A file system of 8 MB where this process may mount one. Elsewhere, what stands for it: a
-    limit on the size of files for a process, and permissions of directories.
-    """
+    """A file system of 8 MB, or limits instead of one."""
 
     def __init__(self, path: Path) -> None:
         path.mkdir()

@@ -1,4 +1,4 @@
-"""A network between processes of one host, which is as bad as it is told to be."""
+"""A network between processes of one host, with faults on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s: closing sends a RST
 
 
 class Network:
-    """Carries TCP connections over loopback: `link` gives an address that leads to another."""
+    """Carries TCP connections over loopback; `link` gives an address."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -53,8 +53,7 @@ class Network:
             self._loop.call_soon_threadsafe(up.set)
 
     def break_one(self, link: str, draws: random.Random) -> None:
-        """Reset a connection of this link at both of its ends, with messages in transit. Nothing
-        happens where there is none."""
+        """Reset a connection of this link at both ends, if any."""
 
         async def reset() -> None:
             ends_of = [ends for through, ends in self._open.values() if through == link]
@@ -136,8 +135,7 @@ class Network:
 
 
 def free_address() -> str:
-    """ "127.0.0.1:port" without a listener, now or soon: one of the ports that the kernel
-    gives on request might belong to another process once it is used."""
+    """An address without a listener, outside of the kernel's own range."""
     while True:
         port = 20_000 + secrets.randbelow(12_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

@@ -69,7 +69,7 @@ class ColumnOfValues(juggler.ActorCritic):
 
 
 class TooFewNumbers(torch.nn.Module):
-    """An encoder that says it had more features than it has, and only where it learns."""
+    """Claims more features than it has, while it learns."""
 
     size = 3
 
@@ -123,7 +123,7 @@ RATES = np.geomspace(1e-5, 1e-2, 16).tolist()
 
 
 class Small(RLModule):
-    """A policy and a value function on one hidden layer, in the dtype asked for."""
+    """A policy and a value function on one hidden layer."""
 
     def __init__(self, layer: nn.Module | None = None, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(VECTOR, TWO, {})

@@ -41,8 +41,7 @@ def arena_specs() -> tuple[dict[int, Any], dict[int, Any]]:
 
 
 class Arena(dm_env_rpc_pb2_grpc.EnvironmentServicer):
-    """Counts steps on a board. Sequences end after `length` steps, terminated and interrupted in
-    turn. Tests change its attributes, and see in `calls` what came.
+    """Counts steps on a board; sequences end after `length` steps.
 
     Attributes:
         specs: actions and observations, by unique id; asked for at each join and reset.
@@ -189,7 +188,7 @@ class _Session:
 
 
 class Served:
-    """A servicer of the package on loopback; or replies of its own to every request, as bytes."""
+    """Serves the package on loopback, or given replies, as bytes."""
 
     def __init__(self, servicer: Any = None, port: int = 0, reply: bytes | None = None) -> None:
         self._pool = futures.ThreadPoolExecutor(32)

@@ -1,4 +1,4 @@
-"""Commands, in this process or in a place that is checked for what they leave behind."""
+"""Commands, in this process or in a checked place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BUSY = 3.0  # Waits are this many times as long as a test says, for machines tha
 
 
 class Place:
-    """A directory, and the processes that were started in it and all that they started."""
+    """A directory, and all processes that were started in it."""
 
     def __init__(self) -> None:
         # Short, as a terminal's would be: Unix sockets have a limit.
@@ -47,7 +47,7 @@ class Place:
         return path
 
     def start(self, *arguments: object, **variables: str) -> Command:
-        """`juggler ARGUMENTS` here, in a process group of its own as a shell would make it."""
+        """Start `juggler ARGUMENTS` in a process group of its own."""
         return self.start_program(
             [sys.executable, "-m", "juggler", *map(str, arguments)], **variables
         )
@@ -167,7 +167,7 @@ class Command:
         return line.split()[-1]
 
     def interrupt(self) -> None:
-        """What a terminal does on Ctrl-C: the signal goes to everybody in the group."""
+        """Send Ctrl-C to the whole group, as a terminal does."""
         os.killpg(self.process.pid, signal.SIGINT)
 
 
@@ -197,7 +197,7 @@ def eventually(
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The whole lines so far: a run may be writing one, or none yet."""
+    """Complete lines so far: a run may be writing one."""
     try:
         text = (run_dir / "metrics.jsonl").read_text()
     except FileNotFoundError:
@@ -211,9 +211,7 @@ def checkpoints(run_dir: Path) -> list[Path]:
 
 
 def train_beyond_a_checkpoint(run_dir: Path, otherwise: Callable[[], str]) -> None:
-    """Wait until the run has made updates that its newest checkpoint has not, so that weights are
-    lost if every learner is killed at once. The checkpoint is one that was just written: the next
-    one is not due before another `checkpoint_seconds`."""
+    """Wait until updates are newer than the newest checkpoint."""
     before = set(checkpoints(run_dir))
     new = eventually(lambda: set(checkpoints(run_dir)) - before, 60, otherwise)
     saved = max(int(checkpoint.name) for checkpoint in new)
@@ -231,8 +229,7 @@ def summary(run_dir: Path) -> dict[str, Any]:
 
 
 def assert_books_balance(run_dir: Path) -> None:
-    """sampled = trained + dropped + in flight, in every line of a run that has ended: of the run,
-    and of each of its modules, which come to those of the run."""
+    """Check sampled = trained + dropped + in flight, for all lines."""
     assert (run_dir / "metrics.jsonl").read_text().endswith("\n")
     lines = [*metrics(run_dir), summary(run_dir)]
     for line in lines:
@@ -253,13 +250,13 @@ def trained_steps(run_dir: Path) -> int:
 
 
 def trains_on(run_dir: Path, run: Command, more: int = 0, seconds: float = 60) -> None:
-    """Wait until the run has trained on more steps than now, by at least N."""
+    """Wait until the run has trained on N more steps."""
     reached = trained_steps(run_dir) + more
     eventually(lambda: trained_steps(run_dir) > reached, seconds, lambda: run.output)
 
 
 def status(where: Path) -> dict[str, Any]:
-    """What the driver of a run that goes on says of it, as `juggler status --json` shows it."""
+    """A running driver's status, as in `juggler status --json`."""
     return to_plain(next(_statuses(Arguments(where=str(where)))))
 
 
@@ -272,7 +269,7 @@ def status_of(*arguments: object) -> int:
 
 
 def options_of(command: str) -> type:
-    """The dataclass of a command's options, also of one with a word of its own."""
+    """The dataclass of a command's options, also of subcommands."""
     own = {
         "envrunner": "worker:EnvRunnerArguments",
         "learner": "worker:LearnerArguments",
@@ -290,13 +287,13 @@ def options_of(command: str) -> type:
 
 @contextmanager
 def raises_key(kind: type[Exception], key: str) -> Iterator[None]:
-    """An error that names a key of the configuration, as `key: why` or `key = value: why`."""
+    """An error with a key: `key: why` or `key = value: why`."""
     with pytest.raises(kind, match=rf"(?<![\w.]){re.escape(key)}( =|:)"):
         yield
 
 
 def first_of(cases: Iterable[Any]) -> list[Any]:
-    """The cases of a parametrization, of which all but the first one are left to the long tests.
+    """A parametrization's first case; the others are long tests.
 
     A case that is a tuple has the values of several arguments.
     """

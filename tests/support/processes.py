@@ -27,15 +27,14 @@ from juggler.runtime.actors.supervisor import Exited, RestartPolicy
 
 
 def end_forkserver() -> None:
-    """The next user starts another one. No process of this one may run."""
+    """End the forkserver; the next user starts another one."""
     processes.cool_down()
     server: Any = forkserver._forkserver  # type: ignore[attr-defined]
     server._stop()  # one that is not Juggler's
 
 
 def have_jugglers_forkserver() -> None:
-    """Start it, unless it is there. That of environments of a test before has no torch, which each
-    worker would import again."""
+    """Start Juggler's forkserver, which has imported torch, if it is missing."""
     if not processes._is_ours():
         end_forkserver()
     processes.warm_up()

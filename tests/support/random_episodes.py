@@ -62,7 +62,7 @@ class _Row:
         self.first, self.dead = True, False
 
     def step(self, mode: AutoresetMode) -> tuple[Past, dict[str, Any], Past | None]:
-        """What was known, the step's columns, and what was known at its truncation."""
+        """The past, the step's columns, and the past at its truncation."""
         known = Past(list(self.past.observations), list(self.past.actions), list(self.past.rewards))
         action = sampled(self._spaces[1], self._rng)
         step = {"observations": known.observations[-1], "actions": action, "first": self.first}
@@ -145,7 +145,7 @@ TRUNCATED_IN_MID_ROW, RUNNING, TERMINATED, TRUNCATED_AT_THE_END, FIRST_HALF, SEC
 
 
 def columns(**changed: Any) -> dict[str, Any]:
-    """N = 4 rows of T = 4 steps, K = 2 truncated episodes, S = 6 segments.
+    """Columns of 4 rows of 4 steps, with 6 segments.
 
     The observation of row r before step t is [r, t]; the final one of an episode truncated there
     is [100 + r, t]. The segments, in the order of the names above:
@@ -187,7 +187,7 @@ def columns(**changed: Any) -> dict[str, Any]:
 
 
 def column_with(name: str, at: tuple[int, ...], value: Any) -> dict[str, Any]:
-    """One of those columns with another value in one place, to be given to `columns`."""
+    """One of the columns with a changed value, for `columns`."""
     column = columns()[name]
     column[at] = value
     return {name: column}

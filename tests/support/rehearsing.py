@@ -1,4 +1,4 @@
-"""A rehearsal of a configuration alone, and what it builds, in the process of a test."""
+"""Rehearse a configuration and its parts in the test's process."""
 
 from __future__ import annotations
 

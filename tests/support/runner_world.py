@@ -1,4 +1,4 @@
-"""An EnvRunner with real streams, and the driver's and learners' ends of them."""
+"""An EnvRunner with real streams, the driver's and learners' ends included."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PLAYED_BY = {
 
 
 class Driver:
-    """The driver's place on the attach stream: gives commands, and reads the runner's messages."""
+    """The driver's place on the attach stream: commands and messages."""
 
     run_id, incarnation, worker_id = "run", "incarnation", "envrunner-0"
     held_up_by: Any = None
@@ -149,7 +149,7 @@ class LearnerOf:
 
 
 class RunnerWorld:
-    """An EnvRunner in a thread, with its driver and a learner for each module.
+    """An EnvRunner in a thread, with its driver and learners.
 
     Args:
         directory: of the learners' sockets.
@@ -212,7 +212,7 @@ class RunnerWorld:
         return EnvRunner(attachment, self.driver.inbox, contact)
 
     def begin(self) -> training_pb2.Ready:
-        """Set the runner up, and introduce it to the learners, with weights of update 0."""
+        """Set the runner up, and send it weights of update 0."""
         ready = self.set_up()
         self.introduce()
         return ready
@@ -228,7 +228,7 @@ class RunnerWorld:
         return self.driver.hear(training_pb2.Ready)
 
     def send_frozen(self, **instead: Tree) -> None:
-        """Send what modules play with that are not trained, or something else instead."""
+        """Send the weights of untrained modules, or something else."""
         for module_id, tree in {**self._frozen, **instead}.items():
             for part in restores(module_id, cast(Any, tree), {}):
                 self.driver.ask(part, attach_pb2.Done)
@@ -246,7 +246,7 @@ class RunnerWorld:
         self.driver.ask(training_pb2.RemovePlayer(module_id=module_id), attach_pb2.Done)
 
     def requests(self, **at_least: int) -> list[training_pb2.SampleRequest]:
-        """The requests of a round, by module with the update to wait for."""
+        """A round's requests, by module with the update to wait for."""
         self._rounds += 1
         requests = []
         for module_id, update in at_least.items():

@@ -1,4 +1,4 @@
-"""A run in simulated time: the driver, EnvRunners and learners above the socket, and their network.
+"""A run in simulated time, above the sockets.
 
 The hub, attachments, the driver's loop and its books of workers, EnvRunners with their deliveries,
 and the way in which learners meet are those of the package. What carries messages, environments
@@ -543,7 +543,7 @@ class _Subscription:
 
 
 class _Learner(Worker):
-    """A learner whose state is the number of its updates. Saving it takes its time."""
+    """A learner whose state is its number of updates; saving takes time."""
 
     join: Any = Learner.join
     leave: Any = Learner.leave
@@ -674,7 +674,7 @@ class _Meeting:
 
 
 class _Peers(Peers):
-    """Learners that meet in the world. One that says nothing for long is lost."""
+    """Learners that meet in the world; a silent one is lost."""
 
     def __init__(
         self, point: str, generation: int, rank: int, size: int, _: str, superseded: Any, __: Any

@@ -1,4 +1,4 @@
-"""Environments with several agents that play by a script, a log of it, and samplers of them."""
+"""Scripted environments with several agents, their log, and samplers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LoggedEpisode:
     before: float = 0.0
 
     def rewards(self) -> list[float]:
-        """Of each action: all that came after it and up to the next one."""
+        """By action, the sum of rewards up to the next one."""
         borders = [*self.at[1:], float("inf")]
         return [
             sum(reward for when, reward in self.given if begin < when <= end)
@@ -81,7 +81,7 @@ class LoggedEpisode:
 
 
 class ScriptedAgents:
-    """N environments; observations are [slot, the agent's episode, its step, ...] and zeros.
+    """N environments; observations are [slot, episode, step, ...] and zeros.
 
     Args:
         script: what happens.
@@ -271,7 +271,7 @@ class _Books:
 
 
 def in_turn(agents: Sequence[str], length: int) -> Script:
-    """Agents act one after the other; the last move gives +1 and everybody else -1."""
+    """Agents in turn; the last move gives +1, others get -1."""
 
     def script(env: int, episode: int, step: int) -> Happening:
         if step == length + env:
@@ -323,7 +323,7 @@ TWO_MODULES = {"red": "reds", "green": "reds", "blue": "blues"}
 
 
 class Remembering(RLModule):
-    """Its state is a decaying sum of the observations so far, which its outputs depend on."""
+    """Its state is a decaying sum of observations, used in outputs."""
 
     def __init__(self, observation_space: Any, action_space: Any) -> None:
         super().__init__(observation_space, action_space, {})
@@ -437,8 +437,7 @@ class Collected:
 
 
 def by_slot(batches: list[EpisodeBatch]) -> dict[tuple[int, int], list[tuple[Any, ...]]]:
-    """Every live step by (slot, the agent's episode), in the order of the batches and their rows:
-    step, action, reward, terminated, truncated, the observation after it."""
+    """Live steps by (slot, episode), in the order of batches."""
     found: dict[tuple[int, int], list[tuple[Any, ...]]] = defaultdict(list)
     for batch in batches:
         for row in sorted(episodes_of(batch), key=lambda each: each.offset):

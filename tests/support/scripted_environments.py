@@ -20,7 +20,7 @@ Script = Sequence[tuple[int, str]]
 
 
 class Scripted(gymnasium.Env):
-    """Episodes of given lengths and ends ("terminated", "truncated" or "both"), over and over.
+    """Episodes of given lengths and ends, repeated.
 
     Observations hold the number of the episode, of the step, and a state that depends on the seed
     and on every action; rewards depend on all three. Each is written into the same array.
@@ -62,7 +62,7 @@ class Scripted(gymnasium.Env):
 
 
 class NativeScripted(VectorEnv):
-    """The same as one vector with one seed, which reuses the memory of its observations."""
+    """The same as one vector with one seed and reused memory."""
 
     def __init__(self, scripts: Sequence[Script], mode: AutoresetMode, box: bool = False):
         self.envs = [Scripted(script, box) for script in scripts]
@@ -138,8 +138,7 @@ class Failing(Scripted):
 
 
 class NotFinite(Scripted):
-    """Gives NaN at one step of its first episode: in the observation after it, or as its reward,
-    which may be another number."""
+    """Gives NaN, or another number, at one step of an episode."""
 
     def __init__(
         self,
@@ -162,7 +161,7 @@ class NotFinite(Scripted):
 
 
 class AsTrees(gymnasium.Wrapper):
-    """The same with observations in a Dict and a Tuple, and actions of every kind in them.
+    """The same with Dict and Tuple observations and all actions.
 
     The first of the actions is the one that counts.
     """
@@ -206,7 +205,7 @@ def as_tree_space(plain: spaces.Box) -> spaces.Dict:
 
 
 class NativeAsTrees(VectorWrapper):
-    """`AsTrees` as one vector, whose final observations are a batch like all others."""
+    """`AsTrees` as one vector, with batched final observations."""
 
     def __init__(self, env: NativeScripted):
         super().__init__(env)
@@ -276,7 +275,7 @@ def masked(script: Script, **options: Any) -> Masked:
 
 
 class MaskedParts(gymnasium.Wrapper):
-    """Several actions, of which only one each is legal: what that is depends on the step.
+    """Several actions with one legal choice each, by step.
 
     Masks are laid out as those of Gymnasium's own `sample(mask)`; one action has none.
     """
@@ -311,5 +310,5 @@ class MaskedParts(gymnasium.Wrapper):
 
 
 def loop(_: object) -> None:
-    """Loop in C, where no Python code runs, such as a handler of signals."""
+    """Loop in C, where no signal handler of Python runs."""
     deque(itertools.repeat(None), maxlen=0)

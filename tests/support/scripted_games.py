@@ -1,4 +1,4 @@
-"""Games with several agents whose every episode is drawn beforehand, and what must come of them.
+"""Games of several agents with drawn episodes and expected results.
 
 None of them needs PettingZoo.
 """
@@ -43,7 +43,7 @@ Episode = list[Step]
 
 
 def drawn(seed: int, kind: Kind, episodes: int = 6) -> list[Episode]:
-    """Episodes in which agents come late, die early, and wait for their turns."""
+    """Episodes with late agents, early deaths, and turns."""
     rng = np.random.default_rng(seed)
     return [_episode(rng, kind) for _ in range(episodes)]
 
@@ -127,7 +127,7 @@ class _Scripted:
 
 
 class ScriptedParallel(_Scripted):
-    """A scripted game with PettingZoo's Parallel interface, in which idle agents see nothing."""
+    """A scripted game as PettingZoo's Parallel; idle agents see nothing."""
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self._begin(seed)
@@ -153,7 +153,7 @@ class ScriptedParallel(_Scripted):
 
 
 class ScriptedTurns(_Scripted):
-    """A scripted game with PettingZoo's AEC interface, in which finished agents come first."""
+    """A scripted game as PettingZoo's AEC; finished agents come first."""
 
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         self._begin(seed)
@@ -259,7 +259,7 @@ class Played:
 
 
 def expected(episodes: Sequence[Episode], agent: str, count: int) -> list[Played]:
-    """What an agent does in the first episodes of a script, added up by hand."""
+    """An agent's steps in a script's first episodes, added by hand."""
     played = []
     for number in range(count):
         mine = Played([], [])

@@ -34,7 +34,7 @@ class LinearPolicy(RLModule):
 
 
 class Summing(LinearPolicy):
-    """A policy of the sum of all observations of the episode so far."""
+    """A policy of the sum of all observations so far."""
 
     def get_initial_state(self):
         return {"sum": {"of": torch.zeros(3)}, "start": torch.tensor(0.5)}
@@ -50,7 +50,7 @@ class Summing(LinearPolicy):
 
 
 def numbers(observations) -> torch.Tensor:
-    """A tree of observations as the one array of three numbers that it was made of."""
+    """An observation tree's three numbers, as one array."""
     if isinstance(observations, torch.Tensor):
         return observations
     if "count" in observations:  # of AsTrees
@@ -165,7 +165,7 @@ def drawn(spec: DistributionSpec, inputs: Tensor, seed: int = 1) -> Any:
 
 
 def references(space: gymnasium.Space[Any], inputs: Tensor, actions: Any) -> list[Part]:
-    """Independent distributions by torch for our outputs [..., D], and our actions as theirs."""
+    """Independent torch distributions for our outputs [..., D], and converted actions."""
     *_, end = parts = list(_parts(space, inputs, actions))
     assert end == inputs.shape[-1]
     return parts[:-1]

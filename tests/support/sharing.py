@@ -1,4 +1,4 @@
-"""Peers that share memory with a learner, by hand; and what this process holds of it."""
+"""Peers that share memory with a learner, controlled by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mapped() -> set[str]:
 
 
 def lies_in_shared_memory(array: np.ndarray) -> bool:
-    """Whether an array is a view of shared memory that this process has mapped."""
+    """Whether an array is a view of mapped shared memory."""
     at = array.__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
         begin, end = (int(each, 16) for each in line.split()[0].split("-"))

@@ -1,4 +1,4 @@
-"""Processes in simulated time: a heap of events, a loop of asyncio, and threads that take turns.
+"""Processes in simulated time, with asyncio and threads in turn.
 
 The package's modules see this instead of `time`, `threading` and queues. One thread runs at a time,
 and only until it waits, so its seed decides a history.
@@ -128,7 +128,7 @@ class Simulation:
         process.stopped = True
 
     def resume(self, process: Process) -> None:
-        """What came meanwhile is read at once, or behind the alarms that are due."""
+        """Read waiting messages at once, or after the due alarms."""
         process.stopped, held, process.held = False, process.held, []
         process.reads = self.random.random() < 0.5
         for work in held:
@@ -534,7 +534,7 @@ class Worker:
 
 
 class Line:
-    """The stream between a worker and the hub: the worker's end, and the hub's."""
+    """The stream between a worker and the hub: both ends."""
 
     local = known = True
 
@@ -652,8 +652,7 @@ class Line:
             self._carry("down", ended)
 
     def ping(self) -> None:
-        """As gRPC does by the options of the hub's server: without an answer in time, the
-        connection ends."""
+        """End connections without timely answers to pings, as gRPC does."""
         if self._task is None or self._task.done():
             return
         options = dict(hub.WATCHFUL_SERVER_OPTIONS)

@@ -1,4 +1,4 @@
-"""Losses written out step by step in NumPy, and modules whose gradients are known."""
+"""Losses in NumPy, step by step, and modules with known gradients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def in_training(core: Impala, state: TrainState, make: Callable[[], RLModule]) -
 
 
 def see(module: RLModule, observation: Any, state: Any) -> tuple[Tensor, Tensor, Any]:
-    """Policy outputs [D], value [] and next state [...] for one observation [...]."""
+    """Policy outputs [D], value [] and next state [...] for one observation."""
     leading = (None, None) if state else (None,)
     batch = {"observations": tree_map(lambda x: torch.as_tensor(x)[leading], observation)}
     if state:
@@ -57,7 +57,7 @@ def see(module: RLModule, observation: Any, state: Any) -> tuple[Tensor, Tensor,
 def slow_steps(
     module: RLModule, batch: EpisodeBatch, burn_in: int = 0
 ) -> dict[tuple[int, int], Step]:
-    """By (row, step), the live steps of a batch, played again with the module from its states.
+    """Live steps by (row, step), replayed from the rows' states.
 
     An episode that goes on at the start of a row is told by the offset of its segment there.
     """
@@ -249,7 +249,7 @@ def ppo_loss(new: Weights, old: Weights, batch: EpisodeBatch, config: PpoConfig)
 def appo_loss(
     new: Weights, target: Weights, batch: EpisodeBatch, config: AppoConfig, beta: float = 0.0
 ) -> float:
-    """With the weights `new` and those of the target network, and weight β of their distance."""
+    """APPO's loss, with a target network and weight β of their distance."""
     losses = []
     correction_after: dict[Place, float] = {}  # v_t - V'(x_t)
     for n, t in reversed(live_places(batch)):
@@ -311,7 +311,7 @@ def parameters(core: Ppo, state: TrainState) -> dict[str, Tensor]:
 
 
 def near(state: TrainState, batch: EpisodeBatch, core: Ppo) -> EpisodeBatch:
-    """The batch as if a policy a little off the present one had sampled it."""
+    """The batch as sampled by a slightly different policy."""
     module = core.module
     unit = core.flat
     seen = torch.as_tensor(batch.observations).flatten(0, 1)

@@ -55,12 +55,12 @@ def samples_of(make_batch: MakeBatch, count: int) -> list[Any]:
 
 
 def copied(state: Any) -> Any:
-    """The same state in tensors of its own: a step may change its arguments."""
+    """The same state in separate tensors: a step may change it."""
     return tree_map(torch.clone, state)
 
 
 class Doubled:
-    """A module with the numbers of a flat tensor of all its parameters, in float64.
+    """A module with a flat tensor of all parameters, in float64.
 
     Args:
         module: whose parameters these become.
@@ -133,7 +133,7 @@ def acts_in_choices(algorithm: str) -> bool:
 
 
 def action_space_of(algorithm: str) -> gymnasium.Space[Any]:
-    """A space that an algorithm that ships can act in, with the actions 0 and 1."""
+    """A space for a shipped algorithm, with actions 0 and 1."""
     return TWO if acts_in_choices(algorithm) else NUMBER
 
 

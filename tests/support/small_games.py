@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 
 class Tag:
-    """Two adversaries see three numbers and choose of two; a runner sees two and moves a motor."""
+    """Two adversaries with two actions, and a runner with a motor."""
 
     metadata: ClassVar[dict[str, Any]] = {"name": "tag"}
     possible_agents = ("adversary_0", "adversary_1", "runner_0")
@@ -76,7 +76,7 @@ class UnpaidTag(Tag):
 
 
 class MisnamedTag(Tag):
-    """Infos of a step have a number, and no agent that it is of."""
+    """Infos of a step contain a number without an agent."""
 
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
         *others, infos = super().step(actions)
@@ -84,7 +84,7 @@ class MisnamedTag(Tag):
 
 
 class MiscountingTag(Tag):
-    """Everybody sees how many there are, of whom the runner counts too many in its steps."""
+    """All agents see their number, which the runner counts wrong."""
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Discrete(4)
@@ -95,7 +95,7 @@ class MiscountingTag(Tag):
 
 
 class DesertedTag(Tag):
-    """The runner is out after one step, and the others play on without end."""
+    """The runner leaves after one step; the others play forever."""
 
     length = -1
 
@@ -108,7 +108,7 @@ class DesertedTag(Tag):
 
 
 class Pair(Tag):
-    """Both choose a number; the larger one gets 1, the other one -1."""
+    """Both choose a number; the larger one wins 1."""
 
     possible_agents = ("left", "right")  # type: ignore[assignment]
     length = 4
@@ -126,7 +126,7 @@ class Pair(Tag):
 
 
 class HiddenBits:
-    """Each of two agents sees its own bit, and both get 1 in every step if the bits differ.
+    """Both get 1 per step if their hidden bits differ.
 
     Nothing that they do changes that. An episode is cut off after three steps, which has nothing to
     do with the game: with a discount γ the value of a state is 1 / (1 - γ) where the bits differ,

@@ -1,4 +1,4 @@
-"""Small environments that need something of a module, and cost nearly nothing to step."""
+"""Small, cheap environments, each with one demand on a module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 
 
 class TMaze(gymnasium.Env[Floats, int]):
-    """A corridor with a sign at its start, which says where to turn at its end.
+    """A corridor whose first sign shows where to turn.
 
     Observations: the sign (-1 or 1; 0 from the second step on), and whether this is the end.
     Actions: 0 walks, 1 and 2 turn. Turning in the corridor costs 0.1, and so does walking at its
@@ -47,7 +47,7 @@ class TMaze(gymnasium.Env[Floats, int]):
 
 
 class Dials(gymnasium.Env[NDArray[np.int64], NDArray[np.int64]]):
-    """Three dials, each to be set one further than shown; the reward is the share set right.
+    """Three dials, each to be set one further than shown.
 
     An episode has 20 steps, and is worth 20; chance is 5.2.
     """
@@ -76,7 +76,7 @@ class Dials(gymnasium.Env[NDArray[np.int64], NDArray[np.int64]]):
 
 
 class Lamps(gymnasium.Env[NDArray[np.int8], NDArray[np.int8]]):
-    """Six lamps in a circle, each to be set to what its two neighbours do not agree on.
+    """Six lamps, each to be set by its two neighbours.
 
     That is 1 where one of the two that are shown is on and the other is not; the reward is the
     share set right. An episode has 20 steps, and is worth 20; chance is 10.
@@ -107,7 +107,7 @@ class Lamps(gymnasium.Env[NDArray[np.int8], NDArray[np.int8]]):
 
 
 class Errand(gymnasium.Env[dict[str, Any], int]):
-    """To the right corner of 5 × 5 fields, from the middle, with controls that may be reversed.
+    """A walk to a corner of 25 fields, with reversed controls perhaps.
 
     Every part of the observation has to be read: where one is (a Box), which corner (a Discrete,
     one level down), whether the controls are reversed (a MultiBinary). A step costs 0.05, and each
@@ -162,7 +162,7 @@ class Errand(gymnasium.Env[dict[str, Any], int]):
 
 
 class NextFree(gymnasium.Env[Any, int]):
-    """The first free place at or after a number, of 8 in a circle; what is not free raises.
+    """The first free place from a number on, of 8.
 
     The number is all that a module sees, the mask says what is free. An episode has 20 steps, and
     is worth 20; a random free place is the right one in about every fourth step.
@@ -209,7 +209,7 @@ class NextFree(gymnasium.Env[Any, int]):
 
 
 class BadlyScaled(gymnasium.Env[Floats, Floats]):
-    """Two numbers to be repeated, one seen as a few around 2000, the other in thousandths.
+    """Two numbers to repeat: around 2000, and in thousandths.
 
     An episode has 20 steps, and is worth 20 less the distances; 0 in every step is worth 0.
     """
@@ -235,7 +235,7 @@ class BadlyScaled(gymnasium.Env[Floats, Floats]):
 
 
 class Valve(gymnasium.Env[Floats, Floats]):
-    """A valve is set between 5 and 9, and is best a bit above or below 7, as an observation says.
+    """A valve between 5 and 9, best near 7 as observed.
 
     An episode has 20 steps. The right setting in every step is worth 20, always 5 is worth -20.
     """
@@ -261,7 +261,7 @@ class Valve(gymnasium.Env[Floats, Floats]):
 
 
 class Catch(gymnasium.Env[NDArray[np.uint8], int]):
-    """A dot falls through an image, and a bat in the lowest row catches it (1) or does not (-1)."""
+    """A dot falls through an image; the bat catches it or not."""
 
     SIDE = 10
 

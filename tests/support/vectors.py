@@ -1,4 +1,4 @@
-"""Vectors of scripted environments of every kind, and what batches of them must hold."""
+"""Vectors of scripted environments, and their expected batches."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _WHERE = environment_processes.__name__
 
 
 class _Thread(threading.Thread):
-    """Has its own copy of what a process would have: a pickled function and duplicated pipes."""
+    """Has a process's own copies: a pickled function and pipes."""
 
     exitcode = 0
 
@@ -85,7 +85,7 @@ class _Thread(threading.Thread):
 
 @contextmanager
 def environments_in_threads() -> Iterator[None]:
-    """Vectors of environments in processes that are made in this block have threads."""
+    """Run vectors of processes in threads, within this block."""
     real = multiprocessing.get_context("forkserver")
     context = SimpleNamespace(
         Array=real.Array,

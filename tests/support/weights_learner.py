@@ -43,7 +43,7 @@ def weights_tree(version: Version, size: int = 4) -> dict[str, Any]:
 
 
 class Learner:
-    """A server on a path, with a publisher; may be stopped and started as another process.
+    """A server on a path, with a publisher; may be restarted.
 
     Attributes:
         came: can be acquired once for each stream that has come.
@@ -72,7 +72,7 @@ class Learner:
         return version
 
     def stop(self) -> None:
-        """As if the process were killed; then every thread of it has to end."""
+        """Stop like a killed process; every thread has to end."""
         assert self._server.stop(grace=None).wait(PATIENCE)
         self._threads.shutdown(wait=True)
         self.memory.close()
@@ -113,7 +113,7 @@ def weights_frame(version: Version) -> bytes:
 
 
 class Scripted:
-    """Serves these messages on the first call, and after the last of its calls nothing."""
+    """Serves given messages on the first call, then nothing."""
 
     def __init__(self, first: list[bytes], later: list[bytes] | None = None) -> None:
         self._first = first

@@ -1,4 +1,4 @@
-"""Trees, and what the tests of the wire need to make and compare them."""
+"""Trees, and helpers for the tests of the wire."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def feed_all(
     limits: Limits | None = None,
     reader: FrameReader[BatchHeader] | None = None,
 ) -> Frame[BatchHeader] | None:
-    """What a reader makes of the last message, having read all before it."""
+    """A reader's result for the last message, after all before it."""
     reader = reader or FrameReader(BatchHeader, limits or Limits())
     frame = None
     for message in messages:

@@ -1,4 +1,4 @@
-"""A LearnerWorker with its streams, and the driver's and EnvRunner's ends of them."""
+"""A LearnerWorker with its streams, the driver's and EnvRunner's ends included."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MAX_STALENESS = 2
 
 
 class Driver:
-    """The driver's place on the attach stream: gives commands, and reads the worker's messages."""
+    """The driver's place on the attach stream: commands and messages."""
 
     run_id = "run"
     incarnation = "learner"
@@ -102,7 +102,7 @@ class Driver:
 
 
 class World:
-    """A worker with real streams and a small module, and an envrunner's ends of the streams."""
+    """A worker with real streams, a small module, and their other ends."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class World:
         may_meet: bool = False,
         **config: Any,
     ) -> None:
-        """`shared` and `synchronous` are the run's, and `config` has keys of the learner's."""
+        """Take keys of the run, and `config` of the learner's keys."""
         self.driver = Driver()
         self.ready: dict[str, training_pb2.ModuleReady] = {}  # what it said of each module
         self._make_batch = make_batch
@@ -155,7 +155,7 @@ class World:
     def send(
         self, batch_id: int, update: int, generation: int = GENERATION, module_id: str = "default"
     ) -> tuple[str, str]:
-        """A batch for a generation, sampled with the weights of an update. What became of it."""
+        """Send a batch of these weights' version; return its fate."""
         batch = self._make_batch(4, 8, seed=batch_id)
         header = episodes_pb2.BatchHeader(
             batch_id=batch_id,
@@ -195,7 +195,7 @@ class World:
         return sum(self.driver.arrived[batch_id] for batch_id in batch_ids)
 
     def weights_of(self, version: Version, module_id: str = "default") -> np.ndarray:
-        """The newest weights, which are to be of this version, in one row."""
+        """The newest weights, of this version, in one row."""
         weights = self._weights[module_id].wait_for(version, PATIENCE)
         assert weights.version == version
         assert isinstance(weights.tree, dict)

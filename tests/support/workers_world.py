@@ -1,4 +1,4 @@
-"""A driver without processes: a test says what its workers report, and sees what they are asked."""
+"""A driver without processes: scripted workers and recorded commands."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ SPACE = spaces_pb2.Space(discrete=spaces_pb2.DiscreteSpace(n=2, dtype=5))
 
 
 class _Hub:
-    """Sends nothing, and keeps what it should have sent, the workers to release, and after how
-    many seconds of silence it loses workers of a role."""
+    """Sends nothing; records commands, dismissals and times of silence."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[Worker, int, Message]] = []
@@ -91,7 +90,7 @@ class _Told(Progress):
 
 
 class WorkersWorld:
-    """The parts of a run with one EnvRunner and its learners, which are ready.
+    """The parts of a run with one EnvRunner and its learners.
 
     Attributes:
         core: of the first module that is trained.
@@ -308,7 +307,7 @@ class _NobodyIsLocal:
 
 
 def _name_the_module(body: Any) -> None:
-    """Most tests leave it open which module a message is about: the run's."""
+    """Messages without a module are about the run's only one."""
     if hasattr(body, "module_id"):
         body.module_id = body.module_id or DEFAULT_MODULE
 
@@ -322,7 +321,7 @@ def _packed(body: Message | any_pb2.Any) -> any_pb2.Any:
 
 
 def synchronous(directory: Path, **keys: Any) -> WorkersWorld:
-    """A round is two requests, of which the runner may have both at once."""
+    """A round of two requests, which the runner may hold at once."""
     return WorkersWorld(directory, synchronous=True, batch_size=40, checkpoint_updates=2, **keys)
 
 
@@ -361,7 +360,7 @@ def answer_the_snapshot(
 def begin_an_evaluation(
     world: WorkersWorld, module_id: str = "default", state: Mapping[str, Tree] | None = None
 ) -> SnapshotWritten:
-    """One is due, and an evaluator is ready with the checkpoint to play."""
+    """An evaluation is due, and an evaluator has the checkpoint."""
     evaluations = world.parts.evaluations
     evaluations.want()
     evaluations.begin()
@@ -372,7 +371,7 @@ def begin_an_evaluation(
 
 
 def ready_message(*module_ids: str, **keys: Any) -> training_pb2.Ready:
-    """A Ready with these fields of each module; without an id, of the only one of a run."""
+    """A Ready of each module, or of the run's only one."""
     modules = [
         training_pb2.Ready.Module(module_id=module_id, **keys)
         for module_id in module_ids or (DEFAULT_MODULE,)
@@ -485,7 +484,7 @@ class Changing(World):
             self.reply(self.runner, command_id, receipt)
 
     def train(self) -> None:
-        """Answer all updates that there are now, and what is answered in a word."""
+        """Answer all present updates; return the answers in a word."""
         for worker in (self.runner, self.learner):
             for kind in (training_pb2.Learners, training_pb2.Discard, training_pb2.RemovePlayer):
                 for command_id, _ in self.asked(worker, kind):
@@ -508,7 +507,7 @@ class Changing(World):
         return [each.module_id for _, each in self.asked(worker, kind)]
 
     def told_in_order(self, learner: Worker) -> list[str]:
-        """What changes the main's weights at a learner, in the order of the commands."""
+        """Commands that change the main's weights, in their order."""
         kinds = (training_pb2.Restore, training_pb2.Reset, training_pb2.Group)
         told = [(number, kind) for kind in kinds for number, _ in self.asked(learner, kind)]
         return [kind.__name__ for _, kind in sorted(told, key=lambda each: each[0])]
@@ -518,8 +517,7 @@ class Changing(World):
         return [each for _, each in self.asked(learner, training_pb2.Restore)]
 
     def checkpoint(self, before_the_last: Callable[[], None] = lambda: None) -> Checkpoint:
-        """Of the modules whose learners are asked for their states; the first is the last to be
-        sent."""
+        """A checkpoint of these modules' states; the first comes last."""
         assert self.parts.checkpointing.begin()
         states = self.asked(self.learner, training_pb2.Snapshot)
         states = [each for each in states if not each[1].whole and each[0] not in self.answered]
@@ -544,8 +542,7 @@ class Changing(World):
 def resumed(
     directory: Path, saved: Checkpoint, kind: type[Changing] = Changing, **keys: Any
 ) -> Changing:
-    """A run that goes on from a checkpoint. Only the main has its learner yet; `keys` are as of
-    `World`."""
+    """A resumed run; only the main has its learner yet."""
     again = kind.__new__(kind)
     again.answered = set()
     World.__init__(again, directory, resume=saved, **keys)

@@ -1,4 +1,4 @@
-"""Environments of any spaces in which every action counts, and checkpoints of runs in them."""
+"""Environments of any spaces, and checkpoints of runs in them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COMPOUND = spaces.Dict(
 
 
 class World(gymnasium.Env[Any, Any]):
-    """Shows random observations; each step's reward is a sum of its action's numbers, weighed."""
+    """Shows random observations; rewards are weighted sums of actions."""
 
     def __init__(
         self, observations: spaces.Space[Any], actions: spaces.Space[Any], mask: str = ""
@@ -141,7 +141,7 @@ def written(
     own: dict[str, Any] | None = None,
     **keys: Any,
 ) -> Path:
-    """A checkpoint of a run whose module and filters are random; by its directory."""
+    """A checkpoint with random module and filters; its directory."""
     name = env if isinstance(env, str) else f"support.worlds:{env.__name__}"
     config = RunConfig.from_flat({"env": name, "vectorize": "sync", "envs_per_runner": 1, **keys})
     environments = make_vector_env(config.env_runner)

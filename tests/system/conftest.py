@@ -21,7 +21,7 @@ def place() -> Iterator[Place]:
 
 @pytest.fixture
 def two_hosts() -> Iterator[tuple[list[str], list[str], str]]:
-    """Two network namespaces with a cable between them: how to run there, and the first's address.
+    """Two network namespaces with a cable, and the first's address.
 
     Needs root and the ip command; a machine without them cannot make hosts.
     """
@@ -52,7 +52,7 @@ def two_hosts() -> Iterator[tuple[list[str], list[str], str]]:
 
 @pytest.fixture
 def no_forkserver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For commands in this process that end before they need one: it begins to import torch."""
+    """For commands that end before they need a forkserver."""
     monkeypatch.setattr("juggler.runtime.actors.processes.warm_up", lambda: None)
 
 
@@ -62,7 +62,7 @@ def in_a_directory(tmp_path: Path, in_tmp_path: None) -> Iterator[Path]:
     yield tmp_path
 
     def left() -> list[psutil.Process]:
-        """But a forkserver that began here may be that of other tests, too."""
+        """Another test may need the forkserver that began here."""
         servers = workers_in(tmp_path, "forkserver")
         return [each for each in workers_in(tmp_path, "") if each not in servers]
 

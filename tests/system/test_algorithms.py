@@ -1,4 +1,4 @@
-"""Does each algorithm learn, with what it has of its own, and each configuration that ships?
+"""Each algorithm learns, and each shipped configuration.
 
 Seed by seed, against thresholds. IMPALA on CartPole is in `test_learning.py`, and what it learns
 from spaces of every kind in `test_learning_spaces.py`.
@@ -87,8 +87,7 @@ def test_it_learns(place: Place, name: str, seed: int) -> None:
 
 
 def test_two_runners_and_a_learner_hold_the_ratio_that_they_are_told(place: Place) -> None:
-    """The shape of Ape-X: priorities, environments that explore less and less, and a learner that
-    draws each step eight times, whichever is faster."""
+    """Ape-X's shape: priorities, exploration ladder, and eight draws per step."""
     begin, drawn, ratio = 1000, 64, 8.0
     replay = ("--replay-begin", begin, "--replay-batch-size", drawn, "--replay-ratio", ratio)
     ladder = ("--exploration-epsilon", 0.4, "--exploration-ladder", 7, "--priority-exponent", 0.6)

@@ -1,4 +1,4 @@
-"""A script alongside a run: its events, what it may do, and its results."""
+"""A script alongside a run: its events, actions and results."""
 
 from __future__ import annotations
 

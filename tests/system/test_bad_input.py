@@ -1,4 +1,4 @@
-"""Wrong input: one clear message that says what to do, and exit status 1 or 2.
+"""Wrong input: one clear message, and exit status 1 or 2.
 
 `tests/docs/errors.txt` has more of these messages, each of them whole.
 """

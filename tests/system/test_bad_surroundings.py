@@ -1,4 +1,4 @@
-"""What a command finds on a machine is wrong or missing, and it says so."""
+"""Commands report wrong or missing parts of a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs whose value functions see the state of the game, or what all agents see."""
+"""Runs whose value functions see the game's state, or all observations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Demonstrations are recorded with one run's policy, and another run learns from them."""
+"""One run's policy records demonstrations, and another run learns from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def balanced(observation: np.ndarray, generator: np.random.Generator) -> int:
 
 
 def swung_up(observation: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Gives Pendulum the energy to get up, and holds it there: -135 on average."""
+    """Swings Pendulum up and holds it: -135 on average."""
     cosine, sine, turning = observation.tolist()
     if cosine > 0.85 and abs(turning) < 4:
         torque = -10 * np.arctan2(sine, cosine) - 3 * turning
@@ -63,7 +63,7 @@ CARTPOLE = juggler.RunConfig.from_flat({"env": "CartPole-v1"}).env_runner
 
 
 def recorded(place: Path, env_id: str, rules: Sequence[Rule]) -> float:
-    """A data set of an episode by each of these rules -> the mean return."""
+    """A data set of an episode by each rule; the mean return."""
     episodes, env = played(env_id, rules), gymnasium.make(env_id)
     write(place, episodes, env.observation_space, env.action_space, env=env_id)
     env.close()

@@ -1,4 +1,4 @@
-"""Synchronous runs: the same seed gives the same numbers, with a break at a checkpoint or without.
+"""Synchronous runs: the same seed gives the same numbers.
 
 A round asks each of two EnvRunners for several batches, so that their answers come in any order.
 """
@@ -199,7 +199,7 @@ def checkpoint(place: Place, run: str, update: int) -> Path:
 
 
 def record(place: Place, run: str, update: int) -> dict[str, Any]:
-    """What a checkpoint holds beside arrays, but times, paths and how often it was resumed."""
+    """A checkpoint's contents beside arrays, times, paths and resumes."""
     path = checkpoint(place, run, update) / "checkpoint.json"
     found: dict[str, Any] = json.loads(path.read_text())
     kept = {key: found[key] for key in ("counters", "spaces")}
@@ -215,7 +215,7 @@ def assert_equal(place: Place, run: str, other: str, update: int) -> None:
 
 
 def assert_every_step_is_kept(run_dir: Path) -> None:
-    """By each module that keeps single steps: also what came before the run was resumed."""
+    """Check each module's kept steps, also from before the resume."""
     end = metrics(run_dir)[-1]
     for module_id, module in end["by_module"].items():
         assert end["modules"][module_id]["replay_rows"] == module["env_steps_trained"] > 0

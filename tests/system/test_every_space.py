@@ -1,4 +1,4 @@
-"""Every kind of space, with memory and connectors: from an environment to an update.
+"""Every kind of space, from an environment to an update.
 
 No processes here: what a runner samples goes through a frame into a store, and from there to a
 learner, which must find the log-probabilities that the runner acted with.
@@ -115,7 +115,7 @@ AUTORESETS = ("same_step", "next_step", "disabled")
 
 
 class Anything(AnythingEnv):
-    """Takes nothing but actions of its space, and has episodes of one step, too."""
+    """Accepts only actions of its space; some episodes have one step."""
 
     def reset(self, **how: Any) -> Any:
         found = super().reset(**how)
@@ -128,8 +128,7 @@ class Anything(AnythingEnv):
 
 
 def _pipelines(name: str, observed: Space) -> dict[str, Any]:
-    """Pipelines for observations of a space, which are flattened first where it holds nothing that
-    could be filtered or stacked."""
+    """Pipelines for a space's observations, flattened first if necessary."""
     leaves = [leaf for _, leaf in space_leaves(observed)]
     boxes = [leaf.dtype for leaf in leaves if isinstance(leaf, spaces.Box)]
     serves = {"filtered": boxes and boxes != [np.uint8] and boxes != [np.bool_], "stacked": boxes}

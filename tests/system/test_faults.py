@@ -1,4 +1,4 @@
-"""What happens to a run when something breaks: processes, links, members of a group, replays."""
+"""Broken processes, links, members of a group and replays in runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden numbers of synchronous runs, which a change that keeps all rules keeps.
+"""Golden numbers of synchronous runs.
 
 A commit that changes a rule renews the numbers and says which rule it was:
 
@@ -111,7 +111,7 @@ def numbers(run_dir: Path) -> dict[str, Any]:
 
 
 def line_ups() -> str:
-    """Hash of the line-ups of a league whose matches end by their numbers."""
+    """Hash of a league's line-ups, with matches that end by their numbers."""
     builder = AlphaStar(min_phase_steps=300, max_phase_steps=900)
     league = begun(LeagueConfig(max_historical=8), builder, seed=5)
     drawn = hashlib.sha256()
@@ -127,7 +127,7 @@ def line_ups() -> str:
 
 
 def assert_golden(name: str, found: Any) -> None:
-    """The numbers are those of the file, or become them if they are to be renewed."""
+    """Compare numbers with the file's, or renew these on request."""
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     if os.environ.get("JUGGLER_RENEW"):
         lines = [

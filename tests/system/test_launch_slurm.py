@@ -109,7 +109,7 @@ PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscri
         return done.stdout
 
     def jobs(self, name: str = "") -> list[str]:
-        """Names of the jobs in the queue that have `name` in theirs, one for each task."""
+        """Names of queued jobs that contain `name`, one for each task."""
         lines = self.ask("squeue", "--noheader", "--array", "--format=%j %T").splitlines()
         return [line for line in lines if name in line]
 

@@ -29,7 +29,7 @@ FAR = "10.77.0.2"
 def far_host(
     place: Place, two_hosts: tuple[list[str], list[str], str]
 ) -> Iterator[tuple[list[str], list[str]]]:
-    """How to run on each of two hosts; the second one has an sshd."""
+    """Run commands on each of two hosts; the second has an sshd."""
     sshd, client = shutil.which("sshd", path="/usr/sbin:/sbin"), shutil.which("ssh")
     if sshd is None or client is None:
         pytest.skip("needs sshd and ssh (Debian: openssh-server openssh-client)")
@@ -67,7 +67,7 @@ def _hosts(place: Place, far: str) -> None:
 
 
 def keys_left() -> set[Path]:
-    """The keys of runs on this host, also of runs that were killed."""
+    """Keys of runs on this host, including killed runs."""
     return set(Path.home().joinpath(".juggler").glob("run-*/tls/key.pem"))
 
 

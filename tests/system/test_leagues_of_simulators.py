@@ -1,4 +1,4 @@
-"""A league whose matches are played by simulators, at gateways that may die."""
+"""A league played by simulators, at gateways that may die."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ pytestmark = pytest.mark.slow
 
 
 def assert_hardly_any_are_stale(end: dict[str, Any]) -> None:
-    """None are where nothing else keeps the machine busy; a runner may be held up for a moment."""
+    """An idle machine has none; a runner may be delayed briefly."""
     assert end["env_steps_dropped"].get("stale", 0) <= 0.01 * end["env_steps_trained"]
 
 
 def solved_at(run_dir: Path) -> int | None:
-    """The steps until the return of training was first 475; None: it was not yet."""
+    """Steps until the training return first reached 475, or None."""
     lines = metrics(run_dir)
     solved = (line for line in lines if (line["episode_return_mean"] or 0.0) >= 475)
     return next((int(line["env_steps_trained"]) for line in solved), None)
@@ -34,8 +34,7 @@ def solved_at(run_dir: Path) -> int | None:
 
 @seeds
 def test_cartpole_is_solved_and_stays_solved(place: Place, seed: int) -> None:
-    """475, and from then on, for a million steps, training stays at 400, and greedy play from soon
-    after on."""
+    """After 475, training stays at 400 for a million steps."""
     options = ["--run-dir", "run", "--seed", seed, "--stop-return", 501, "--stop-steps", 2_500_000]
     evaluations = ["--evaluation-seconds", 1, "--evaluation-episodes", 20]
     run = place.start("train", "cartpole", *options, *evaluations)

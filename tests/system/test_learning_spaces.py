@@ -1,4 +1,4 @@
-"""Does it learn from every kind of observation, with every kind of action, and remember?
+"""Learning from every kind of observation, action and memory.
 
 Each task is far out of reach of chance. Some need a memory or a filter.
 """
@@ -105,7 +105,7 @@ LEARNS: dict[str, tuple[dict[str, Any], float]] = {
 
 
 def train(place: Place, seed: int, settings: dict[str, Any], says: str = "") -> list[float]:
-    """A run of these settings that says this -> the mean returns that it reports in its course."""
+    """Train with these settings; return the mean returns on the way."""
     arguments: list[object] = []
     for key, value in (settings | {"seed": seed, "run_dir": "run"}).items():
         text = json.dumps(value) if isinstance(value, dict) else value

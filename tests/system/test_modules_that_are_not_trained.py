@@ -1,4 +1,4 @@
-"""Runs in which some modules only play, and in which line-ups are drawn for each episode."""
+"""Runs with modules that only play, and line-ups for each episode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that an earlier version of Juggler wrote, kept as it was."""
+"""A run of an earlier version of Juggler, unchanged."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SMALL = ("--env", "CartPole-v1", "--num-env-runners", 1, "--algorithm", NAME)
 
 
 def changed(directory: Path, name: str, old: str, new: str) -> str:
-    """A copy of the example with a change, as a module of its own -> what names its algorithm."""
+    """A changed copy of the example; its algorithm's name."""
     source = (EXAMPLES / "own_algorithm.py").read_text()
     assert old in source
     (directory / f"{name}.py").write_text(source.replace(old, new))

@@ -1,5 +1,4 @@
-"""The page in headless Chromium: what is on it, with a mouse, with a keyboard, and with runs that
-go on, are over, or are killed."""
+"""The page in headless Chromium, with all kinds of runs."""
 
 from __future__ import annotations
 
@@ -67,7 +66,7 @@ class Tab:
         self._call("Page.navigate", url=url)
 
     def loses(self, url: str) -> None:
-        """Note that the test now stops the server with this address, while the page asks it."""
+        """Note that the page's server at this address stops now."""
         self._stopped.append(url)
 
     def size(self, width: int, height: int, *, dark: bool = False) -> None:
@@ -88,8 +87,7 @@ class Tab:
         return found
 
     def wait_for(self, expression: str, seconds: float = _SECONDS) -> Any:
-        """Wait until an expression is true; returns what it gives. It may fail before that, since
-        a page that is loading has nothing yet."""
+        """Wait until an expression is true; return its value."""
         deadline = time.monotonic() + seconds
         while True:
             found, problem = self._evaluate(expression)
@@ -161,7 +159,7 @@ class Tab:
 
 @contextlib.contextmanager
 def browser(profile: Path) -> Iterator[Tab]:
-    """A tab of a new browser, with a fresh profile in this directory."""
+    """A tab of a new browser, with a profile in this directory."""
     program = chromium()
     assert program is not None
     (its_in, to), (out, its_out) = os.pipe(), os.pipe()
@@ -210,8 +208,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 
 @contextlib.contextmanager
 def shown(tab: Tab, directory: Path, **options: Any) -> Iterator[str]:
-    """Serve the page, and open it. The browser leaves it before the server stops, so that it asks
-    for nothing then."""
+    """Serve the page and open it; the browser leaves first."""
     with serve_page([directory], free_address(), **options) as url:
         tab.open(url)
         try:

@@ -1,4 +1,4 @@
-"""Runs with a league: players are trained at the same time, copied, and played against."""
+"""Runs with a league: players train at once, are copied, and play."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_league_adds_players_that_learn_and_has_them_when_it_is_killed_and_res
     at_first = {"main-0", "main_exploiter-0", "league_exploiter-0"}
 
     def added(least: int) -> dict[str, int]:
-        """Steps that were trained on by players that were added, as the last checkpoint has it."""
+        """Steps trained on by added players, in the last checkpoint."""
         try:
             saved = read(run_dir)
         except CheckpointError:

@@ -29,7 +29,7 @@ EXACT: dict[str, Any] = {**RUN, "synchronous": True, "checkpoint_updates": 4}
 
 
 def parts(tree: Mapping[str, Any], module_id: str, prefix: str) -> dict[str, Any]:
-    """Parameters of a module and the optimizer's moments of them, whose names begin so."""
+    """A module's parameters with this prefix, and their moments."""
     own = tree[module_id]
     branches = {"parameters": own["parameters"], **own["moments"]}
     return {

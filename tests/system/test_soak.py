@@ -1,4 +1,4 @@
-"""A run in which something breaks every ten seconds needs no more at its end than at its start."""
+"""A run with frequent faults needs no more at its end."""
 
 from __future__ import annotations
 

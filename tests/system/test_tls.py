@@ -1,4 +1,4 @@
-"""Runs of several hosts, which know each other by certificates or trust their network."""
+"""Runs of several hosts, with certificates or a trusted network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints between the rounds of a synchronous run, and what everybody is told behind one."""
+"""Checkpoints between rounds of a synchronous run, and messages after one."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ _SHARED = ("connectors", "learner_pipelines")
 
 
 def _state(value: float) -> dict[str, Any]:
-    """As a learner saves it, with a core that keeps something of its own."""
+    """A state as a learner saves it, with extras of its core."""
     unit = {"parameters": {"w": np.full(2, value)}}
     pipelines = {"default": {"seen": np.full(1, value)}}
     return {"default": unit, "clock": np.full(1, value), "learner_pipelines": pipelines}
@@ -109,7 +109,7 @@ CONFIG: dict[str, Any] = {"agents": {"cat": "cat", "mouse": "mouse"}, "shared": 
 
 
 def made(**changes: float) -> Checkpoint:
-    """A checkpoint of two modules; keys add to the encoder's buffer of a module."""
+    """A checkpoint of two modules; keys add to an encoder's buffer."""
     tree = {
         module_id: {
             "parameters": {"encoder.weight": np.ones(2), "head": np.full(2, number)},

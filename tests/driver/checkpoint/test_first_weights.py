@@ -48,7 +48,7 @@ def config(saved: Path, **keys: Any) -> RunConfig:
 
 
 def restored(world: WorkersWorld, learner: Any) -> tuple[Any, training_pb2.Restore]:
-    """What a learner was told to begin with, and the last part of it."""
+    """A learner's commands to restore, and the last part."""
     reader = FrameReader(training_pb2.StateHeader, Limits(), digests=True)
     parts = [part for _, part in world.asked(learner, training_pb2.Restore)]
     frames = [reader.feed(part.chunk) for part in parts]
@@ -102,7 +102,7 @@ def test_what_cannot_be_is_known_before_anything_starts(
 def test_every_learner_begins_with_them_until_there_is_a_checkpoint(
     saved: Path, tmp_path: Path
 ) -> None:
-    """Also one that takes the place of another: else it would begin with what the seed gives."""
+    """A replacement too: otherwise it would begin from the seed."""
     beginning = beginning_of(config(saved))
     world = WorkersWorld(tmp_path, beginning, num_learners=2)
     second = world.joined("learner", 1)

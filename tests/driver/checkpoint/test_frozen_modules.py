@@ -1,4 +1,4 @@
-"""Modules that are not trained: what a configuration may say of them, and what a run keeps."""
+"""Modules that are not trained: their configuration and checkpoints."""
 
 from __future__ import annotations
 

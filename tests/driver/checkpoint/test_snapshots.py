@@ -1,4 +1,4 @@
-"""SnapshotWriter: one cut of a run, from chunks on a stream to a checkpoint on the disk."""
+"""SnapshotWriter: from chunks on a stream to a checkpoint on disk."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _chunks(
 
 
 class World:
-    """A writer, the driver's books, and what the writer says of its thread's work."""
+    """A writer, the driver's books, and the reports of its thread."""
 
     def __init__(
         self, directory: Path, newest: Path | None = None, config: RunConfig = CONFIG

@@ -1,4 +1,4 @@
-"""The driver core, with one module and with two, among workers that die, join and answer late."""
+"""The driver core among workers that die, join and answer late."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class CoreMachine(RuleBasedStateMachine):
             self.world.check()
 
     def teardown(self) -> None:
-        """From wherever the machine got to: without further faults the run goes on, and ends."""
+        """Continue without faults from any state, to the end of the run."""
         if not hasattr(self, "world"):
             return
         world = self.world
@@ -233,7 +233,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 def _others_go_on_without_the_first(world: World) -> None:
-    """All learners of one module die and none comes back: other modules do not notice."""
+    """All learners of one module die; other modules do not notice."""
     first, *others = world.books
     if not others:
         return
@@ -299,7 +299,7 @@ TestAsynchronousCore.settings = TestSynchronousCore.settings = settings(
     [*range(10), *(pytest.param(n, marks=[pytest.mark.long]) for n in range(10, 30))],
 )
 def test_the_books_balance_through_a_long_storm(machine_type: type[CoreMachine], seed: int) -> None:
-    """Longer than hypothesis makes its runs, and with most of the traffic healthy."""
+    """Longer than hypothesis's runs, with mostly healthy traffic."""
     random = Random(seed)
     machine = machine_type()
     machine.begin(

@@ -1,4 +1,4 @@
-"""How old batches get: the core among workers with scripted delays, and at its last step."""
+"""Ages of batches: the core among workers with scripted delays."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEPS = 32  # of every batch
 
 
 class Simulation:
-    """Runners and learners that take their time. Time is a number here, nothing waits.
+    """Runners and learners with delays in simulated time.
 
     Args:
         sample_seconds: what a runner needs for one batch, give or take `jitter` of it.
@@ -188,8 +188,7 @@ def test_in_a_healthy_run_nothing_gets_staler_than_it_may(
 def test_runners_and_learners_work_side_by_side_however_large_batches_are(
     learners: int, runners: int, batch_size: int, steps: int, update_seconds: float, busy: float
 ) -> None:
-    """A slow learner never waits for batches. If each waited for the other, both would be busy for
-    half of the time."""
+    """A slow learner never waits for batches: both sides stay busy."""
     open_updates = 2 if steps == STEPS else 3
     simulation = Simulation(
         ModuleSettings(batch_size=batch_size, max_open_updates=open_updates, num_learners=learners),
@@ -211,7 +210,7 @@ def test_runners_and_learners_work_side_by_side_however_large_batches_are(
 
 
 def stopping(stop_steps: int, start: ModuleStart | None = None) -> DriverCore:
-    """A core with a learner and a runner whose batches have 50 of the 100 steps of an update."""
+    """A core with a learner, a runner and half-filled updates."""
     start = start or ModuleStart(ModuleSettings(batch_size=100, max_open_updates=4))
     core = DriverCore({DEFAULT_MODULE: start}, stop_steps=stop_steps)
     step(core, LearnerJoined("learner-0", "L"))

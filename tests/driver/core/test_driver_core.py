@@ -1,4 +1,4 @@
-"""The driver core: requests, rounds, updates, learners that come and go, and its books."""
+"""The driver core: requests, rounds, updates, learners, and its books."""
 
 from __future__ import annotations
 
@@ -370,7 +370,7 @@ def test_settings_below_one_are_refused(name: str) -> None:
 
 
 def two_with_requests(**settings: int) -> tuple[OneModule, list[Request]]:
-    """Learners that have met, and requests of 50 steps; an update is of 50 steps from each."""
+    """Learners that have met, with requests of 50 steps each."""
     core = make(learners=2, batch_size=100, max_open_updates=2, **settings)
     step(core, PeersMet(core.generation, 0))
     return core, join(core, index=0) + join(core, index=1)
@@ -482,7 +482,7 @@ def test_no_round_goes_out_until_every_module_that_is_waited_for_has_learners() 
 
 
 def test_a_module_that_fills_slowly_holds_up_nobody() -> None:
-    """Of a game in which it rarely acts: its bound is given back with each receipt."""
+    """A module that rarely acts: each receipt gives its bound back."""
     core = make_two(requests_per_runner=1)
     requests, made = join_two(core), dict.fromkeys(BOTH, 0)
     for _ in range(400):

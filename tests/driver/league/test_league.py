@@ -221,7 +221,7 @@ def chi_square(counts: Counter[str], shares: dict[str, float]) -> float:
 
 
 def drawn(league: League, home: str) -> tuple[Counter[str], Counter[tuple[str, str]]]:
-    """Of line-ups for one player: the branches, and the opponents in each branch."""
+    """Branches of line-ups for one player, with the opponents in each."""
     branches: Counter[str] = Counter()
     opponents: Counter[tuple[str, str]] = Counter()
     for _ in range(DRAWS):

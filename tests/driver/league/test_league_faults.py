@@ -1,4 +1,4 @@
-"""What goes wrong in a league, and what is kept of it when it is saved."""
+"""Faults in a league, and what its checkpoint keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The league, among matches that are lost, players that come and go, and builders of all kinds."""
+"""The league among lost matches, changing players and all builders."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BUILDERS: list[LeagueBuilder] = [
 
 
 class LeagueMachine(RuleBasedStateMachine):
-    """Does what the league says, sooner or later, and keeps books of its own."""
+    """Obey the league with delays, and keep separate books."""
 
     @initialize(
         inner=st.sampled_from(BUILDERS),

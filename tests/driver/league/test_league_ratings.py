@@ -30,7 +30,7 @@ def games(draw: st.DrawFn, most: int = 5) -> np.ndarray:
 
 
 def vertices(matrix: np.ndarray) -> list[np.ndarray]:
-    """The corners of the set of equilibria, by trying all choices of tight inequalities."""
+    """Corners of the equilibrium set, by trying all tight inequalities."""
     count = len(matrix)
     rows = np.vstack([matrix, -np.eye(count)])  # all of them times p are at most 0
     found = []
@@ -107,8 +107,7 @@ def test_elo_stays_finite_for_those_who_always_win_or_never_play() -> None:
 
 
 def test_equilibria_are_found_where_many_players_hardly_differ() -> None:
-    """Games of few kinds of players, nearly or fully alike, have many equilibria, and weights that
-    are all but 0: matrices become singular there."""
+    """Games of nearly equal players have many equilibria and singular matrices."""
     for seed in range(600):
         generator = np.random.default_rng(seed)
         players, kinds = generator.integers((2, 1), (90, 8))

@@ -1,4 +1,4 @@
-"""Whole leagues of rock, paper, scissors, in which nothing but the players is made up."""
+"""Whole leagues of rock, paper, scissors, with scripted players."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def _group(_kept_forkserver: None) -> Iterator[juggler.LearnerGroup]:
 
 @pytest.fixture(name="gate")
 def _gate(group: juggler.LearnerGroup, tmp_path: Path) -> Iterator[Path]:
-    """The file that the module "gated", which is on the shard of "target", waits for."""
+    """The file that "gated" waits for, on the shard of "target"."""
     gate = tmp_path / "gate"
     model = {**MODEL, "gate": str(gate)}
     group.add_module("gated", {**spec(), "model": model, "module": "support.learner_groups:Gated"})

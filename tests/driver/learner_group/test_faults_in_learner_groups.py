@@ -1,4 +1,4 @@
-"""Learner groups in which something fails, or is asked for that cannot be."""
+"""Learner groups with faults, and with impossible requests."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_a_shard_that_is_down_gets_no_more_modules() -> None:
 
 
 class Outside:
-    """All that a group of shards talks to: commands are kept, and dismissed workers."""
+    """What a group of shards talks to: keeps commands and dismissals."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []

@@ -68,8 +68,7 @@ def test_a_line_has_means_over_the_newest_episodes(tmp_path: Path) -> None:
 
 
 def _seen(seconds: Iterable[int], every: int, steps: int, rate: TrainingRate) -> list[float]:
-    """The rate at each of these seconds, with an update of N steps made every given number of
-    seconds."""
+    """Rates at these seconds, with N steps per `every` seconds."""
     found = []
     for second in seconds:
         rate.note(float(second), second // every * steps)

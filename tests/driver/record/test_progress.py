@@ -66,7 +66,7 @@ def metrics_line(wall_time: float = 1.0, **changes: Any) -> dict[str, Any]:
 def live_display(
     width: int, config: dict[str, Any] = CONFIG
 ) -> Iterator[tuple[LiveProgress, io.StringIO]]:
-    """A live display in a terminal of that width, stopped in any case."""
+    """A live display in a terminal of this width, always stopped."""
     screen = io.StringIO()
     console = Console(file=screen, width=width, height=30, force_terminal=True, color_system=None)
     progress = LiveProgress(console)
@@ -128,7 +128,7 @@ def test_the_end_of_a_league_says_what_its_returns_are_of() -> None:
 
 
 def test_a_run_of_several_modules_shows_the_algorithm_and_the_return_of_each() -> None:
-    """In a game of opponents the sum over agents is 0, whichever side wins."""
+    """Among opponents the sum over agents is always 0."""
     config = {**CONFIG, "modules": {"hunter": {"lr": 1e-3}, "prey": {"algorithm": "ppo"}}}
     returns = {"hunter": 0.65, "prey": -0.65}
     by_module = {name: {"episode_return_mean": mean} for name, mean in returns.items()}

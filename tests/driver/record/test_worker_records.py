@@ -1,4 +1,4 @@
-"""What is remembered of workers: what only grows, grows; errors stay to be seen."""
+"""Records of workers: counts only grow, and errors stay visible."""
 
 from __future__ import annotations
 

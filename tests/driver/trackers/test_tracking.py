@@ -1,4 +1,4 @@
-"""Trackers get a run's configuration, metrics and checkpoints, and never delay the run."""
+"""Trackers get a run's configuration, metrics and checkpoints, without delaying it."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_names_are_checked_and_a_missing_package_is_told_before_anything_is_made
     ],
 )
 def test_mlflow_gets_names_that_it_takes(key: str, name: str) -> None:
-    """Tried with MLflow 3.17, which refuses those on the left but the first."""
+    """Checked with MLflow 3.17: it refuses all but the first name."""
     found = mlflow_name(key)
     digest = found.removeprefix(name)
     assert found == name + digest

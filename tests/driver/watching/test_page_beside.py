@@ -1,4 +1,4 @@
-"""The page beside a run: in a process of its own, which ends with the run and never ends it."""
+"""The page's own process: ends with the run, never ends it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def children() -> list[psutil.Process]:
 
 
 def begun(page: PageProcess, run: Run, shown: Shown) -> str:
-    """Tell it of lines of metrics until it has said where the page is."""
+    """Pass it lines of metrics until it reports its address."""
 
     def told() -> list[tuple[str, str]]:
         page.on_metrics(run, {})

@@ -1,4 +1,4 @@
-"""The page over HTTP: what it gives, to whom, and that nothing else comes out of it."""
+"""The page over HTTP: its contents, its readers, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run is solved when the very weights that are kept play as well as was asked."""
+"""A run is solved when its kept weights play well enough."""
 
 from __future__ import annotations
 

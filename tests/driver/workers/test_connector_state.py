@@ -1,4 +1,4 @@
-"""What connectors learn: from receipts to one state, and from there to the next sampler."""
+"""What connectors learn: from receipts to one state and the next sampler."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def agent_returns(**returns: list[float]) -> list[training_pb2.AgentReturns]:
 
 
 def train(world: WorkersWorld, a: float, b: float, episodes: int = 100, **said: Any) -> None:
-    """Answer the newest request: N episodes have ended, with these returns of agents."""
+    """Answer the newest request: N episodes, with these returns of agents."""
     command_id, request = world.asked(world.runner, training_pb2.SampleRequest)[-1]
     receipt = training_pb2.Receipt(
         module_id=request.module_id,

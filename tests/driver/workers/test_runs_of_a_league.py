@@ -158,8 +158,7 @@ def frozen_rock(scale: float, size: int = 300, **more: Any) -> FrozenModule:
 
 
 def weights_given(world: World, before: int = 0) -> tuple[training_pb2.Restore, Any]:
-    """The last part of the learner's starting state, and the weights, after N versions that
-    it had been given before."""
+    """A learner's starting state, and the weights after `before` versions."""
     given = [each for _, each in world.asked(world.learner, training_pb2.Restore)][before:]
     reader = state_reader()
     (frame,) = [frame for each in given if (frame := reader.feed(each.chunk)) is not None]
@@ -250,7 +249,7 @@ def worker(index: int) -> Worker:
 
 
 class LeagueMatchesWorld:
-    """A league of two mains, and the matches of two EnvRunners with three environments each."""
+    """A league of two mains, with two EnvRunners of three environments."""
 
     def __init__(self) -> None:
         config = LeagueConfig(builder="none", options={"mains": 2}, min_games=1)
@@ -395,7 +394,7 @@ COPIES = ("main-0-v0", "main-0-v1", "main-0-v2")
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Checkpoint:
-    """A checkpoint of a league with three copies, one that has left, and one on its way."""
+    """A checkpoint of a league: three copies, one gone, one pending."""
     Asked.wanted.clear()
     world = Changing(tmp_path)
     for scale, copy_id in enumerate([*COPIES, "main-0-v3"]):

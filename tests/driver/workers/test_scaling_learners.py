@@ -24,7 +24,7 @@ from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
 class Supervisor:
-    """Starts nothing, and keeps whom it should have started, and when it should kill whom."""
+    """Start nothing; record workers to start and times to kill them."""
 
     restarts = 0
 
@@ -46,7 +46,7 @@ class Supervisor:
 
 
 class World(WorkersWorld):
-    """A run of one host. All of its workers are ready, and its learners have met."""
+    """A run of one host: workers ready, learners met."""
 
     def __init__(self, directory: Path, **keys: Any) -> None:
         local = LocalWorkers(Mailbox(), "run", "token", b"")
@@ -85,7 +85,7 @@ class World(WorkersWorld):
         return learner
 
     def meet(self, *learners: Worker) -> None:
-        """These learners can update together, in each group that they were told of."""
+        """Report that these learners meet in each of their groups."""
         for learner in learners:
             for command_id, group in self.asked(learner, training_pb2.Group):
                 formed = training_pb2.GroupFormed(
@@ -109,7 +109,7 @@ class World(WorkersWorld):
         return [each.worker_id for each in told.learners]
 
     def answer_requests(self, already: set[int]) -> None:
-        """The EnvRunner brings what it was asked for, and has not brought already."""
+        """Bring the EnvRunner's requested batches that are still missing."""
         for command_id, request in self.asked(self.runner, training_pb2.SampleRequest):
             if request.batch_id not in already:
                 already.add(request.batch_id)

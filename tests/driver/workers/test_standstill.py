@@ -33,7 +33,7 @@ SECONDS = 7.0
 def _standstill_of(
     world: WorkersWorld, cpu_seconds: Callable[[], float], **keys: Any
 ) -> Standstill:
-    """A run of this configuration, whose local workers used this many CPU seconds."""
+    """A run of this configuration, with local workers' CPU seconds."""
     world.parts.config = RunConfig.from_flat({**SHAPE, **keys})
     supervisor = SimpleNamespace(of_use=lambda _: None)
     local = SimpleNamespace(cpu_seconds=cpu_seconds, supervisor=supervisor)
@@ -321,7 +321,7 @@ class GroupsWorld(WorkersWorld):
             self.reply(worker, number, training_pb2.ModuleReady(**where))
 
     def fail_to_meet(self, why_first: str = NO_GROUP) -> list[str]:
-        """What people are told a moment after members of the newest group have lost each other."""
+        """The notice after members of the newest group lost each other."""
         before = len(self.told.messages)
         for learner in self.learners:
             number, group = self.asked(learner, training_pb2.Group)[-1]
@@ -388,7 +388,7 @@ def test_an_old_mean_is_shown_with_its_age(seconds: float | None, said: str) -> 
 
 
 def _world(directory: Path, steps: int, lengths: list[int], **keys: Any) -> WorkersWorld:
-    """Environments that made N steps each since the last of these episodes ended."""
+    """Environments that made N steps each since these episodes ended."""
     world = WorkersWorld(directory, **keys)
     metrics = world.parts.metrics
     metrics.episodes_ended([-1.0] * len(lengths), lengths)

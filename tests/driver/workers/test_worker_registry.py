@@ -1,4 +1,4 @@
-"""WorkerRegistry: when each worker is set up, with what, and when it is ready."""
+"""WorkerRegistry: when each worker is set up, and when it is ready."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _registry(first_update: int = 0, **keys: Any) -> WorkerRegistry:
 
 
 def _set_up(registry: WorkerRegistry, worker: Worker) -> training_pb2.Setup:
-    """What a worker is told that is set up as soon as it is here."""
+    """Commands to a worker that is set up on arrival."""
     ((told, setup),) = registry.joined(worker)
     assert told is worker
     return setup

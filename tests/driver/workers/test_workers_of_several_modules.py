@@ -1,4 +1,4 @@
-"""What workers are told, and what they say, in a run of several agents and modules."""
+"""Messages from and to workers, with several agents and modules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BOTH = ["blue", "red"]
 
 
 def world_of_two(directory: Path, **keys: Any) -> WorkersWorld:
-    """A run of two modules. Rounds of the first one alone are over."""
+    """A run of two modules, after rounds of the first one."""
     world = WorkersWorld(directory, **{"agents": AGENTS, **keys})
     for index, (_, request) in enumerate(all_requests(world)):
         if not request.round:
@@ -277,7 +277,7 @@ PLAYING = {"left": "main", "right": ["old", "random"]}
 
 
 def world_of(directory: Path) -> WorkersWorld:
-    """A run whose first EnvRunner has got what `old` plays with, and its setup."""
+    """A run whose first EnvRunner has the weights of `old`."""
     said = {"observation": MessageToDict(SPACE), "action": MessageToDict(SPACE)}
     tree = {"default": {"parameters": {"scale": np.ones(3, np.float32)}, "buffers": {}}}
     saved = Checkpoint((1, 4), tree, {}, {}, RunConfig().flat(), said)

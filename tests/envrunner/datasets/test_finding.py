@@ -1,4 +1,4 @@
-"""Data sets are found by path or by name, and damaged or unfinished ones are refused."""
+"""Data sets are found by path or name; damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ KWARGS = {"joints": 3}
 def described(
     place: Path, factory: Callable[..., Any] | None = None, **config: Any
 ) -> dict[str, Any]:
-    """What a data set with the episodes of this environment says of it."""
+    """The description of a data set with this environment's episodes."""
     pytest.importorskip("minari", reason="needs juggler[datasets]")
     spec = spec_of(EnvRunnerConfig(**config), factory)
     with writing(place, "juggler/arm-v0", VECTOR, CHOICES, spec, {}) as writer:

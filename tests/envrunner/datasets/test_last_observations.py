@@ -1,4 +1,4 @@
-"""Recorded episodes end with the last observation that their environment gave, if one is known."""
+"""Recorded episodes end with their environment's last observation, if known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCRIPTS = [((3, "terminated"), (2, "truncated"), (4, "both")), ((1, "terminated"
 
 
 def recorded(env: VectorEnv[Any, Any, Any], choose: Any) -> list[RecordedEpisode]:
-    """The episodes of 20 steps, with actions [N] that are chosen by observations."""
+    """Episodes of 20 steps, with actions [N] chosen from observations."""
     episodes: list[RecordedEpisode] = []
     env = EpisodeRecorder(env, episodes.append)
     observations, _ = env.reset(seed=0)
@@ -48,7 +48,7 @@ def test_episodes_with_action_masks_in_infos_are_recorded_whole_however_they_end
 
 
 class Careless(Scripted):
-    """Gives no mask and no observation with the end of an episode that terminates."""
+    """Gives no mask and no observation at the end of episodes."""
 
     def __init__(self, script: Script, mask: Any, last: Any) -> None:
         super().__init__(script)

@@ -1,4 +1,4 @@
-"""What an EnvRunner samples is recorded as its environments saw it, in parts that are whole."""
+"""EnvRunners record samples as their environments saw them, in whole parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LENGTHS = ((3, True), (1, False), (5, False), (2, True))
 
 
 class Diary(gymnasium.Env[Any, Any]):
-    """Writes down the episodes that it has, each of another length, some of which it cuts off."""
+    """Writes down its episodes, of different lengths, some of them truncated."""
 
     observation_space = spaces.Dict({"place": VECTOR, "seen": spaces.Discrete(100)})
     action_space = spaces.Box(-1, 1, (2,), np.float32)

@@ -1,4 +1,4 @@
-"""An EnvRunner's sampler over a data set: batches hold its episodes, whole and in order."""
+"""A sampler over a data set: its batches hold whole episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets are written as a whole or not at all, and read as they were written."""
+"""Data sets are written completely or not at all."""
 
 from __future__ import annotations
 

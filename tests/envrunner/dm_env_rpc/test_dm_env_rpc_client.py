@@ -90,7 +90,7 @@ def test_a_step_behind_an_end_begins_the_next_sequence(connect: Any, arena: Aren
 
 
 def test_all_requests_are_out_before_any_reply_is_read(connect: Any, arena: Arena) -> None:
-    """As in a world whose agents act together: none gets a reply before all have acted."""
+    """As with agents that act together: replies come after all actions."""
     arena.barrier = threading.Barrier(4)
     env = connect(count=4)
     env.reset()

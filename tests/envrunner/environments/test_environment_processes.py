@@ -156,7 +156,7 @@ def test_an_environment_that_hangs_is_named_and_killed(call) -> None:
 
 
 class Pixels(Scripted):
-    """Shows pixels [2, 3] first, and what it is told to after a step."""
+    """Shows pixels [2, 3] first, and given ones after a step."""
 
     def __init__(
         self, shown: Any, info: Any = None, reward: Any = 0.0, script: Script = ()
@@ -287,7 +287,7 @@ MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLE
 
 
 class Telling(gymnasium.Env[Any, Any]):
-    """Its rewards are sums over its last choice, kept by reference, and its infos tell much."""
+    """Sums over its last choice as rewards, and large infos."""
 
     observation_space = spaces.Box(-99, 99, (2,), np.float64)
 
@@ -310,7 +310,7 @@ class Telling(gymnasium.Env[Any, Any]):
 
 
 class Wrong(Telling):
-    """The last step of its episode gives something else as its reward or its info, or raises."""
+    """Ends with a wrong reward, a wrong info, or an error."""
 
     def __init__(self, what: str) -> None:
         super().__init__(length=2)
@@ -328,7 +328,7 @@ class Wrong(Telling):
 
 
 class Slow(Telling):
-    """Its second step takes longer than those of others and the ends of their processes."""
+    """Takes longest in its second step, and after others' exits."""
 
     def step(self, action: Any) -> Any:
         time.sleep(0.5 * (self.t == 1))
@@ -414,7 +414,7 @@ def test_no_call_takes_the_answers_to_an_interrupted_one(monkeypatch: pytest.Mon
 
 
 class Masking(Telling):
-    """The last mask of its episode has this many numbers, and the episode is truncated."""
+    """Truncates its episode, with a last mask of this size."""
 
     def __init__(self, numbers: int) -> None:
         super().__init__(length=1)

@@ -130,7 +130,7 @@ def test_of_infos_that_nobody_reads_the_numbers_are_gathered() -> None:
 
 
 class Parts(Scripted):
-    """Shows what it is told to, of a space that is a Dict."""
+    """Shows given observations, from a Dict space."""
 
     def __init__(self, shown: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""PufferLib's native environments as a vector. A package of the same shape stands in for it."""
+"""PufferLib's native environments as a vector, with a stand-in package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTH = 3
 
 
 class PufferEnv:
-    """What PufferLib's class of this name does for its subclasses: it makes their arrays."""
+    """The arrays that PufferLib's class of this name makes."""
 
     num_agents: int
 
@@ -35,7 +35,7 @@ class PufferEnv:
 
 
 class Steps(PufferEnv):
-    """Episodes of three steps; agent i begins at i. Observations are (step, last choice)."""
+    """Episodes of three steps: agent i begins at i."""
 
     single_observation_space = gymnasium.spaces.Box(0, 9, (2,), np.float32)
     single_action_space = gymnasium.spaces.Discrete(2)

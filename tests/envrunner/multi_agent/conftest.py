@@ -24,7 +24,7 @@ def envs() -> ScriptedAgents:
 def make_world(
     envs: ScriptedAgents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Any]]:
-    """Makes EnvRunners with their drivers and learners, in `envs` or in other environments."""
+    """Make EnvRunners with their drivers and learners."""
     # All later tests of this process would step back, too.
     monkeypatch.setattr(envrunner_worker, "step_back", lambda *_: None)
     made: list[tuple[RunnerWorld, ScriptedAgents]] = []

@@ -1,4 +1,4 @@
-"""Line-ups of a league go to episodes in the order in which they came, and each is told of once."""
+"""Line-ups of a league go to episodes in order, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A game that breaks the rules is named, with what it did, in one sentence."""
+"""A broken game is named, with its fault, in one sentence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def envs_of(make: Callable[..., Any], num_envs: int = 2, **config: Any) -> Multi
 
 
 class Broken(ScriptedParallel):
-    """A Parallel game in which `change` changes what a step returns, from the third step on."""
+    """A Parallel game whose results `change` modifies, from step three."""
 
     def __init__(self, change: Callable[[Any, list[Any]], None]) -> None:
         super().__init__(drawn(3, "parallel"))
@@ -125,7 +125,7 @@ def test_what_a_step_returns_is_checked(what: str) -> None:
 
 
 class Returning(ScriptedParallel):
-    """A Parallel game in which an agent that has ended is dealt with once more."""
+    """A Parallel game in which an ended agent comes back."""
 
     def __init__(self, comes_back: bool) -> None:
         super().__init__(drawn(3, "parallel", 30))

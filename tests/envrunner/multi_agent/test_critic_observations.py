@@ -1,4 +1,4 @@
-"""What critics see of games with several agents, step by step, beside what a script says."""
+"""Observations of critics with several agents, against a script's."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def made(how: str, scripts: Sequence[Sequence[Episode]], sees: str) -> MultiAgen
 def seen_by_critic(
     how: str, sees: str, script: Episode, number: int, at: int, ended: bool
 ) -> list[float]:
-    """What a critic sees before a step of an episode, or after the last step of one of its agents.
+    """A critic's observation before a step, or after an agent's last one.
 
     Args:
         how: the game.

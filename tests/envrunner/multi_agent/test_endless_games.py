@@ -1,4 +1,4 @@
-"""Games that do not end by themselves: a limit ends them, or people are told."""
+"""Games without an end: a limit ends them, or a warning appears."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AGENTS = ["ann", "bob"]
 
 
 class Endless:
-    """Both act at once, for ever; an observation is the number of the step."""
+    """Two agents act at once, forever; observations are step numbers."""
 
     possible_agents = AGENTS
 
@@ -52,7 +52,7 @@ class EndsAlone(Endless):
 
 
 class EndlessTurns:
-    """They act in turn, for ever, or Ann alone after her first move; each move pays both 1."""
+    """Agents in turn, forever, or Ann alone; each move pays 1."""
 
     possible_agents = AGENTS
     observation_space, action_space = Endless.observation_space, Endless.action_space

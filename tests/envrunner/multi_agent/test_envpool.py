@@ -1,4 +1,4 @@
-"""EnvPool's environments and games, with a stand-in; and with EnvPool, where it is installed."""
+"""EnvPool's environments and games: stand-ins, and the real ones if installed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOGETHER_STEPS = 3
 
 
 class Stones:
-    """Two players take one or two stones in turn. Taking the last one wins 1 from the other.
+    """Take one or two stones in turn; the last one wins.
 
     Each sees how many stones there are; the first player is drawn."""
 
@@ -84,7 +84,7 @@ class Stones:
 
 
 class Together(Stones):
-    """Both players choose at once, and see what each has; after some steps, they are cut off."""
+    """Both choose at once, see both choices, and are cut off."""
 
     observation_space: Any = spaces.Box(0, 9, (1,), np.float32)
 
@@ -107,7 +107,7 @@ class Together(Stones):
 
 
 class Walks:
-    """One walker in each of N environments, of which `recv` has the M that are ready first.
+    """Walkers in N environments; `recv` returns the first M.
 
     It sees its number and how many steps it has made, and gets its action and 0.1 for each step.
     Walks of environment i end after 3 + i % 3 steps; those of odd ones are cut off there."""

@@ -38,7 +38,7 @@ HOSTILE = {
 
 
 class Parallel:
-    """Episodes of three steps; "b" ends with the second one, and infos tell of it after that."""
+    """Episodes of three steps; "b" ends early, with infos afterwards."""
 
     def __init__(self, agents: tuple[str, ...] = ("a", "b")) -> None:
         self.possible_agents, self.agents = agents, list(agents)
@@ -72,7 +72,7 @@ class Parallel:
 
 
 class InTurns:
-    """Two players move twice each; an info is one dict for good, and a reset writes into it."""
+    """Two players move twice each, and share one info dict."""
 
     possible_agents = ("a", "b")
 
@@ -111,7 +111,7 @@ class InTurns:
 
 
 class Vector(MultiAgentVectorEnv):
-    """Episodes of three steps; infos are its own memory, which a reset writes over."""
+    """Episodes of three steps; a reset overwrites the infos' memory."""
 
     agents = ("a", "b")
     observation_space, action_space = SEES, ACTS
@@ -262,8 +262,7 @@ class Misnamed(InTurns):
 
 def test_what_nothing_reads_in_infos_is_told_whatever_the_interface() -> None:
     def first_turns(envs: MultiAgentEnvs) -> list[str]:
-        """Unread values after a reset and after a step, as text that is made when a caller
-        asks for them."""
+        """Unread values after a reset and after a step, as text."""
         began = envs.reset(0)
         turns = began, envs.step([np.zeros(len(began.groups[0].acting), int)])
         return [turn.unread() if turn.unread else "" for turn in turns]

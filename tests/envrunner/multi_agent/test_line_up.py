@@ -1,4 +1,4 @@
-"""An episode's players are drawn once, when it begins, and hold until it ends."""
+"""An episode's players are drawn once, and stay until its end."""
 
 from __future__ import annotations
 

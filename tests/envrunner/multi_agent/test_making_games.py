@@ -75,7 +75,7 @@ def test_a_function_that_hides_several_agents_is_told_how_to_show_them() -> None
 
 
 class Listed:
-    """A game with a list of agents and dicts of spaces, where PettingZoo has methods."""
+    """A game with lists and dicts, instead of PettingZoo's methods."""
 
     agents = ("ann", "bob")
     observation_spaces = action_spaces = dict.fromkeys(agents, gymnasium.spaces.Discrete(2))

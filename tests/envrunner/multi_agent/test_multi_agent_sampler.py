@@ -1,4 +1,4 @@
-"""Batches of several agents hold exactly what each of them saw, did and got."""
+"""Batches of several agents hold exactly their steps."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_round_keeps_no_turn_of_an_ended_episode(monkeypatch: pytest.MonkeyPat
 
 
 def has_no_gap(batch: Any) -> None:
-    """Each row holds steps that follow each other, and dead steps only at its end."""
+    """Check that rows are contiguous, with dead steps at the end."""
     for row in range(batch.rows):
         live = batch.live[row]
         assert live[: live.sum()].all()

@@ -1,4 +1,4 @@
-"""Agents with different spaces, agents that are parts of a Tuple, and agents that come and go."""
+"""Agents with different spaces, from Tuples, and that come and go."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ SEEN = spaces.Box(0, 100, (2,), np.float32)
 
 
 class Counters(gymnasium.Env[Any, Any]):
-    """Three agents count their steps; agent i ends after i + 2, or all after 4."""
+    """Three agents count steps; agent i ends after i + 2."""
 
     def __init__(self, apart: bool = False, agents: int = 3) -> None:
         self.apart, self.agents = apart, agents
@@ -262,7 +262,7 @@ EVERY = 2  # steps from one arrival to the next
 
 
 class Traffic:
-    """Cars with numbers for names arrive one by one, and leave after their lives."""
+    """Cars with numeric names arrive one by one, and leave later."""
 
     def __init__(self, places: int = 4, again: bool = False) -> None:
         self.max_num_agents, self.again = places, again
@@ -329,7 +329,7 @@ def test_each_agent_has_its_own_episode_at_a_place(again: bool) -> None:
 
 
 class Shy(Traffic):
-    """Agent "b" comes to the place of "a", sees nothing, and ends; "c" stays."""
+    """Agent "b" replaces "a", sees nothing, and ends; "c" stays."""
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.t, self.agents = 0, ["a", "c"]

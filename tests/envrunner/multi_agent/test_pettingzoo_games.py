@@ -173,7 +173,7 @@ def test_an_unknown_name_is_told_with_the_nearest_ones(name: str, nearest: str) 
 
 
 def _played(game: OpenSpielGame, seed: int, moves: list[int]) -> dict[str, list[float]]:
-    """By agent, what `last` told before each of its moves and at its end."""
+    """By agent, the results of `last` before each move."""
     told: dict[str, list[float]] = {agent: [] for agent in game.possible_agents}
     game.reset(seed=seed)
     left = list(moves)

@@ -1,4 +1,4 @@
-"""An EnvRunner in a league: players that learn come while it plays, and go."""
+"""An EnvRunner in a league: learning players come and go."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AGENTS = ("red", "green")
 
 
 class League(RunnerWorld):
-    """One player that learns, "first", which chooses action 0; "new" chooses action 1."""
+    """One learning player, "first", with action 0; "new" chooses 1."""
 
     matches = 0
 

@@ -1,4 +1,4 @@
-"""An EnvRunner with two modules answers the requests of a round by playing once."""
+"""An EnvRunner with two modules answers a round by playing once."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_each_module_acts_with_the_weights_of_its_own_learners(
 
 
 def waiting(monkeypatch: pytest.MonkeyPatch, update: int) -> threading.Event:
-    """An event that is set when an EnvRunner begins to wait for weights of this update."""
+    """An event: an EnvRunner waits for weights of this update."""
     act_on, begun = LearnerStreams.act_on, threading.Event()
 
     def noted(self: LearnerStreams, at_least: Version, *given: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Games with several agents give each agent exactly its own steps, with any interface."""
+"""Games give each agent exactly its own steps, with any interface."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_closing_closes_every_game() -> None:
 
 
 class LateGreen(ParallelEnv):  # type: ignore[type-arg]
-    """Four steps, in which red gets 1 each; green gets 5 before it acts, and then 1 each."""
+    """Four steps: red gets 1 each; green gets 5 before acting."""
 
     possible_agents = ("red", "green")
 

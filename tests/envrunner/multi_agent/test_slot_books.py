@@ -1,4 +1,4 @@
-"""Steps without an end are booked later, as if each had been booked at once."""
+"""Steps without an end are booked later, with equal results."""
 
 from __future__ import annotations
 

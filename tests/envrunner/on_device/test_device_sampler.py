@@ -1,4 +1,4 @@
-"""Environments that are tensors on a device: what comes to the host, and when."""
+"""Environments as tensors on a device: their copies to the host."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class OnFakeDevice(Tensor):
 
 
 class FakeDevice(TorchDispatchMode):
-    """Within it, tensors can be copied to DEVICE, and stay there until they are copied back.
+    """Within it, tensors can be copied to DEVICE and back.
 
     As on a GPU, an operation with tensors of two devices is an error, unless one has no dimensions.
 
@@ -358,7 +358,7 @@ def test_contexts_that_only_the_learner_sees_are_those_of_steps_in_arrays(device
 
 
 class Pairs(Scripted):
-    """Shows a number that would be its neighbour's, after a step of the second environment."""
+    """Shows its neighbour's number after the second environment's step."""
 
     def __init__(self, wrong: bool) -> None:
         super().__init__(((9, "terminated"),))

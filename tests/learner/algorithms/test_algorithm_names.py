@@ -279,7 +279,7 @@ CASES: dict[str, tuple[Any, Any, Any, gymnasium.Space[Any], tuple[str, str], dic
 
 
 def made(case: str) -> tuple[GradientCore, juggler.Sample, str]:
-    """A core of a user's own, a sample for it, and the buffer that says how much it explores."""
+    """A user's core, its sample, and its buffer of exploration."""
     core, config, module, acts, (key, buffer), model = CASES[case]
     make = partial(module, EXPLORED_VECTOR, acts, model or {"hidden_sizes": [4]})
     return (core(make, config(**{key: SCHEDULE})), sample_for(make()), buffer)

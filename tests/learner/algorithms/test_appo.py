@@ -1,4 +1,4 @@
-"""APPO against its equations, its target network, and how often batches are used."""
+"""APPO against its equations, its target network, and uses of batches."""
 
 from __future__ import annotations
 

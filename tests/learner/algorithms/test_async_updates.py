@@ -1,4 +1,4 @@
-"""Updates beside their caller: order, how many, errors, the end; and what a subclass may change."""
+"""Asynchronous updates: order, number, errors, the end, and subclasses."""
 
 from __future__ import annotations
 

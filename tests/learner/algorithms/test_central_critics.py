@@ -1,4 +1,4 @@
-"""Value functions that see more than their agents: what they learn, and what they are refused."""
+"""Value functions with more inputs than their agents: learning and errors."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ DIFFERENT = 1 / (1 - GAMMA)
 
 @cache
 def sampled(sees: str, recurrent: str = "none", steps: int = 4) -> EpisodeBatch:
-    """Rows of 4 steps, so that episodes of 3 end everywhere in a row and go on from one to the
-    next."""
+    """Rows of 4 steps, with episodes of 3 across their borders."""
     games = [ParallelGame(HiddenBits(), i) for i in range(16)]
     envs = GamesInTurn(games, "bits", [] if sees == "observation" else [sees])
 

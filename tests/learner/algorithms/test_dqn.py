@@ -81,7 +81,7 @@ def test_the_loss_is_hubers_of_the_errors_of_n_step_targets(
 def slow_projection(
     likely: np.ndarray, reward: float, discount: float, returns: np.ndarray
 ) -> np.ndarray:
-    """Each probability goes to the nearest return above and below, one after the other."""
+    """Each probability goes to the nearest return above and below."""
     found = np.zeros_like(returns)
     for probability, value in zip(likely, returns, strict=True):
         moved = min(max(reward + discount * value, returns[0]), returns[-1])
@@ -99,7 +99,7 @@ ATOMS: dict[str, Any] = {"hidden_sizes": [8], "atoms": 11, "v_min": -2.0, "v_max
 
 
 def slow_logits(parameters: torch.Tensor, observation: torch.Tensor) -> np.ndarray:
-    """The logits [2, K] by the module itself in float64, for one observation."""
+    """The module's logits [2, K] in float64, for one observation."""
     module = Doubled(QNetwork(VECTOR, TWO, ATOMS), parameters)
     with torch.no_grad():
         logits: np.ndarray = module({"observations": observation[None]})["return_logits"][0].numpy()
@@ -302,8 +302,7 @@ class Played(NamedTuple):
 
 
 def play(parameters: Tensor, batch: EpisodeBatch, burn_in: int) -> Played:
-    """All observations of a batch, one at a time, in float64. The gradient stops where the burn-in
-    ends."""
+    """Play a batch's observations one by one in float64, after the burn-in."""
     module, at = R2d2Doubled(VECTOR, TWO, MODEL).double(), 0
     named = {}
     for name, parameter in module.named_parameters():
@@ -446,7 +445,7 @@ def seen(observations: Any, mask: int) -> dict[str, Any]:
 
 
 def masked(batch: EpisodeBatch, at_ends: int) -> EpisodeBatch:
-    """The batch with masks that are `at_ends` in final observations, and 1 elsewhere."""
+    """The batch with masks `at_ends` in final observations, and ones elsewhere."""
     return replace(
         batch,
         observations=seen(batch.observations, 1),

@@ -1,4 +1,4 @@
-"""The discriminator's losses and rewards against slow ones, and what they are worth."""
+"""The discriminator's losses and rewards against slow ones."""
 
 from __future__ import annotations
 

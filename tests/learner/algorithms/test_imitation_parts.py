@@ -1,4 +1,4 @@
-"""What a discriminator sees of a step, and the gradient penalty that keeps it smooth."""
+"""A discriminator's inputs, and the gradient penalty that smooths it."""
 
 from __future__ import annotations
 

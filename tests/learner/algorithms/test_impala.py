@@ -1,4 +1,4 @@
-"""IMPALA's gradients against its equations, and what happens to a gradient that is not finite."""
+"""IMPALA's gradients against its equations, and non-finite gradients."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_metrics_say_what_they_are_called(make_batch: MakeBatch) -> None:
 
 
 def test_the_explained_variance_of_perfect_values_is_one(make_batch: MakeBatch) -> None:
-    """One step to the end of each episode, whose reward the first observation is the value of."""
+    """One step per episode, whose reward the first observation shows."""
 
     class ValueIsObservation(RLModule):
         def __init__(self, *args: Any) -> None:
@@ -120,7 +120,7 @@ def equal(one: TrainState, other: TrainState) -> bool:
 
 
 class Normalized(RLModule):
-    """With a buffer that training changes, and a parameter that it must not."""
+    """Has a buffer that training changes, and a frozen parameter."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -270,7 +270,7 @@ class FreeLogits(RLModule):
 
 
 def masked(batch: EpisodeBatch, mask: np.ndarray) -> EpisodeBatch:
-    """The batch with a mask [N, T, 3] before each step, and none illegal at its ends."""
+    """The batch with masks [N, T, 3] before steps, none at ends."""
 
     def everything(observations: np.ndarray) -> dict[str, np.ndarray]:
         return {"vector": observations, "action_mask": np.ones((len(observations), 3), np.int8)}
@@ -306,7 +306,7 @@ def test_illegal_actions_take_no_gradient_and_no_entropy(make_batch: MakeBatch) 
 
 
 class Accumulator(RLModule):
-    """Its state is the sum of all that the episode showed, and how much that was.
+    """Sums all observations of the episode, and counts them.
 
     What the sum starts from is learned.
     """
@@ -348,7 +348,7 @@ every_module = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES.key
 def batch_for(
     make_batch: MakeBatch, module: RLModule, *sizes: int, **settings: Any
 ) -> EpisodeBatch:
-    """With a state of the module before each row: the initial one where an episode begins."""
+    """A batch with the module's state before each row."""
     batch = make_batch(*sizes, **settings)
     rng = np.random.default_rng(settings.get("seed", 0))
     goes_on = np.zeros(batch.rows, bool)
@@ -422,7 +422,7 @@ def test_rows_of_different_lengths_end_with_their_own_last_observation(
 def test_gradients_are_those_of_playing_every_episode_again(
     make_batch: MakeBatch, make: Callable[[], RLModule], burn_in: int
 ) -> None:
-    """Through all of an episode's steps in its row, but those of the burn-in."""
+    """Through all of an episode's steps in its row, except the burn-in."""
     config = ImpalaConfig(burn_in=burn_in, gamma=0.9, lambda_=0.9, entropy_coefficient=0.1)
     core = Impala(make, config)
     state = core.init(seed=3)

@@ -1,4 +1,4 @@
-"""IMPALA and APPO with old rows beside new ones: what is learned from them, and what is counted."""
+"""IMPALA and APPO with old rows beside new ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def batch_for(make_batch: MakeBatch, seed: int, model: Any, rows: int = 3) -> Ep
 
 
 def row_of(batch: EpisodeBatch, row: int) -> dict[str, Any]:
-    """A row of a batch as a batch: its columns by name, each entry with the row's index."""
+    """One row of a batch as a batch of its own."""
     tree: dict[str, Any] = batch.to_tree()
     found = {}
     for name, column in tree.items():
@@ -77,8 +77,7 @@ def row_of(batch: EpisodeBatch, row: int) -> dict[str, Any]:
 def test_old_rows_are_learned_from_by_v_trace_under_the_newest_policy(
     make_batch: MakeBatch, model: Any, burn_in: int
 ) -> None:
-    """The gradient of a mixed sample is the one that the equations give, step by step, with the
-    present weights and each row's own behaviour, states and observations to bootstrap from."""
+    """A mixed sample's gradient follows the equations, row by row."""
     core = make_core(Noting, model, lr=0.05, gamma=0.9, replay_share=0.6, burn_in=burn_in)
     learner = Learner(core)
     batches = [batch_for(make_batch, seed, model) for seed in range(5)]

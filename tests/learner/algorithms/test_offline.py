@@ -156,7 +156,7 @@ def columns_of(make_batch: MakeBatch, space: spaces.Space[Any]) -> Columns:
 
 
 class Slow:
-    """The module itself with some parameters in float64, one observation at a time."""
+    """The module in float64, for one observation at a time."""
 
     def __init__(self, space: spaces.Space[Any], parameters: torch.Tensor) -> None:
         self.module = Doubled(ImplicitActorCritic(VECTOR, space, MODEL), parameters)

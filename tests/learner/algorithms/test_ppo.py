@@ -47,7 +47,7 @@ from juggler.runtime.modules.rl_module import Batch
 def test_gradients_are_those_of_the_loss_written_out_step_by_step(
     make_batch: MakeBatch, reset_rows: bool, settings: dict[str, Any]
 ) -> None:
-    """After a first step of the optimizer, so that values have moved from the old ones."""
+    """After an optimizer step, so that values differ from the old ones."""
     core = make_core(entropy_coefficient=0.1, gamma=0.9, lr=0.1, **settings)
     before = core.init(seed=3)
     batch = near(before, make_batch(5, 9, seed=5, reset_rows=reset_rows), core)
@@ -159,7 +159,7 @@ def test_schedules_follow_the_environments_steps_and_not_the_epochs(make_batch: 
 
 
 class Remembering(Linear):
-    """The same module as one with a state, of which it makes nothing."""
+    """The same module with a state that it ignores."""
 
     def get_initial_state(self) -> dict[str, Any]:
         return {"nothing": torch.zeros(1)}
@@ -210,7 +210,7 @@ def test_steps_that_warm_a_state_up_are_not_learned_from(make_batch: MakeBatch) 
 
 
 class Leaving(Recorder):
-    """A seam that loses the others in the third step of the optimizer."""
+    """A seam that loses its peers in the third optimizer step."""
 
     def gradients(self, grads: Grads, aux: Aux) -> tuple[Grads, Aux]:
         if len(self.aux) == 2:
@@ -285,8 +285,7 @@ def test_another_key_is_another_deal_and_the_same_key_the_same() -> None:
 
 
 def test_a_part_of_a_sample_is_dealt_out_as_in_the_whole() -> None:
-    """Learners that have a share of the rows each make the same minibatches together as one that
-    has all of them, though its rows may be filled up to greater length."""
+    """Learners' shares give the minibatches of the whole, despite padding."""
     logp, (_, live) = torch.randn(6, 9), some(6, 9)
     live[:3, 7:] = False
     places, there = split_into_minibatches(KEY, row_keys(logp, live), live, 4)

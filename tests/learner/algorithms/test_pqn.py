@@ -1,4 +1,4 @@
-"""PQN's gradients against λ-returns written out in NumPy, and how its module explores."""
+"""PQN's gradients against λ-returns in NumPy, and its exploration."""
 
 from __future__ import annotations
 

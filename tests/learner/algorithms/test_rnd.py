@@ -83,7 +83,7 @@ def networks_of(
 
 
 def led_to(columns: Columns) -> tuple[torch.Tensor, torch.Tensor]:
-    """The observation that each step led to [N, T, 4], and where it is known [N, T]."""
+    """Next observations [N, T, 4], and whether they are known [N, T]."""
     after = torch.cat([columns["observations"][:, 1:], columns["last_observations"][:, None]], 1)
     ends = zip(columns["final_rows"], columns["final_steps"], strict=True)
     for (n, t), final in zip(ends, columns["final_observations"], strict=True):
@@ -350,7 +350,7 @@ RND_ENDS_INNER: dict[str, Callable[[], GradientCore]] = {
 
 
 class Walk(gym.Env[np.ndarray, int]):
-    """Two steps to an end, whose observation is one of its own where it is new."""
+    """Two steps to an end, with a new observation of its own."""
 
     observation_space, action_space = VECTOR, TWO
 
@@ -407,7 +407,7 @@ def test_the_bonus_of_an_end_is_the_same_with_each_autoreset_mode(
 def test_what_stands_behind_a_row_that_terminated_makes_no_difference(
     make_batch: MakeBatch, name: str
 ) -> None:
-    """It may be unknown: a simulator whose agent pauses then shows nothing at all."""
+    """It may be unknown: a paused agent's simulator shows nothing."""
     ends = np.zeros((3, 5), np.bool_)
     ends[:, -1] = True
     batch = make_batch(3, 5, ends=0.0, terminated=ends)

@@ -1,4 +1,4 @@
-"""SAC's loss against one written out step by step, with a gradient for each of its three parts."""
+"""SAC's loss against one written out step by step."""
 
 from __future__ import annotations
 
@@ -66,8 +66,7 @@ def box_policy(
 def expected(
     core: Sac, state: Any, sample: dict[str, Any], actions: Any, temperature: float
 ) -> tuple[dict[str, float], dict[str, torch.Tensor], torch.Tensor]:
-    """The parts of the loss, the gradients of all parameters by name, and the priorities [N], in
-    float64."""
+    """Parts of the loss, gradients by name, and priorities [N], in float64."""
     count = len(sample["live"])
     flat = state["parameters"], state["extra"]["target"]
     module, target = (Doubled(SoftActorCritic(VECTOR, actions, SMALL), each) for each in flat)

@@ -1,4 +1,4 @@
-"""TD3's loss against one in float64 without torch, and what moves in which optimizer step."""
+"""TD3's loss against float64 without torch, and its delayed moves."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def slow_value(parameters: Parameters, which: int, seen: Floats, actions: Floats
 def slow_losses(
     parameters: Parameters, target: Parameters, sample: Mapping[str, Any], key: Any, config: Any
 ) -> tuple[float, float, Floats]:
-    """The loss of the values, that of the policy, and the priorities [N]."""
+    """Losses of values and policy, and the priorities [N]."""
     count = len(sample["live"])
     numbers = uniform(key ^ content_key(sample["actions"]), (count, 2, 2)).double().numpy()
     noise = np.sqrt(-2 * np.log(numbers[:, 0])) * np.cos(2 * math.pi * numbers[:, 1])
@@ -94,8 +94,7 @@ def slow_losses(
 
 
 def state_of(core: Td3) -> tuple[str, Any]:
-    """The id of the only group, and a state whose policy acts far from the middle of the Box, and
-    whose target policy acts near its bounds, so that clipping matters."""
+    """The group's id, and a state in which clipping matters."""
     state = core.init(0)
     named = core.flat.named(state["parameters"])
     named["policy_head.weight"].mul_(100)  # a view

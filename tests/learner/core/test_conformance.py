@@ -1,4 +1,4 @@
-"""Every core and every learner does what `juggler.testing` says, those of users among them."""
+"""Every core and learner passes `juggler.testing`, including users' own."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 class Gaussian(LearnerCore[dict[str, Any]]):
-    """A user's own, with nothing from here: fits a mean to observations by gradient descent with
-    momentum, and changes its state in place."""
+    """A user's core: fits a mean with momentum, and in place."""
 
     name, trains_on, config = "gaussians", frozenset({"episodes", "batch"}), LearnerConfig()
 
@@ -115,7 +114,7 @@ def make_population(name: str) -> Population:
 
 
 def make_recording() -> GradientCore:
-    """Makes the operations of recorded calls again as soon as a core may."""
+    """Repeats recorded calls as soon as a core allows it."""
     core = make_shipped("ppo", {})
     core._recordings = Recordings(often=2, slow=math.inf)
     return core

@@ -35,7 +35,7 @@ from juggler.runtime.recorder import Recordings
 
 
 class Tied(nn.Module):
-    """Two layers with the same weights, as an encoder of one's own may have."""
+    """Two layers with the same weights, as users' encoders may have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ lstm = partial(
 
 
 def uneven(make_batch: MakeBatch, module: RLModule, rows: int = 7) -> EpisodeBatch:
-    """Rows that end and go on, one of them with one live step alone, and one with none."""
+    """Rows that end and continue, with one live step, and none."""
     rng = np.random.default_rng(0)
     live = np.ones((rows, 6), bool)
     live[1, 1:], live[4] = False, False

@@ -169,7 +169,7 @@ class Doubled(nn.Module):
 
 
 class SmallSac(SoftActorCritic):
-    """A policy and two networks of values for SAC, in the dtype asked for."""
+    """A policy and two value networks for SAC, in this dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(VECTOR, TWO, {"encoder": lambda *_: Doubled()})
@@ -185,7 +185,7 @@ class SmallIql(ImplicitActorCritic):
 
 
 class Joint(Doubled):
-    """The same for critics, which see an action of one number beside observations."""
+    """The same for critics, with an action beside observations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class Joint(Doubled):
 
 
 class SmallTd3(DeterministicActorCritic):
-    """A policy and two networks of values for TD3, in the dtype asked for."""
+    """A policy and two value networks for TD3, in this dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__(VECTOR, action_space_of("td3"), {"hidden_sizes": [8]})

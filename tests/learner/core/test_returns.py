@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 
 
 def random_case(seed: int, rows: int, steps: int, *, reset_rows: bool, ends: float) -> Case:
-    """Rows of episodes that end in all ways; values and rewards where steps are not live too."""
+    """Rows with all kinds of ends; dead steps have values too."""
     rng = np.random.default_rng(seed)
     live = np.ones((rows, steps), bool)
     ended = rng.random((rows, steps)) < ends
@@ -44,7 +44,7 @@ def random_case(seed: int, rows: int, steps: int, *, reset_rows: bool, ends: flo
 
 
 def after(case: Case, n: int, t: int, found: Array) -> tuple[float, float]:
-    """(V(x_{t+1}), what was found for step t + 1) by following one episode."""
+    """(V(x_{t+1}), the result for step t + 1) along one episode."""
     if case["terminated"][n, t]:
         return 0.0, 0.0
     if case["truncated"][n, t]:
@@ -57,7 +57,7 @@ def after(case: Case, n: int, t: int, found: Array) -> tuple[float, float]:
 def slow_vtrace(
     case: Case, gamma: float, lambda_: float, rho_bar: float, rho_bar_pg: float, c_bar: float
 ) -> tuple[Array, Array]:
-    """v_s and advantages, straight from Espeholt et al. 2018, remark 1 and section 4.2.
+    """v_s and advantages by Espeholt et al. 2018, section 4.
 
     v_s = V(x_s) + δ_s + γ c_s (v_{s+1} - V(x_{s+1})), δ_s = ρ_s (r_s + γ V(x_{s+1}) - V(x_s))
     """
@@ -76,7 +76,7 @@ def slow_vtrace(
 
 
 def slow_gae(case: Case, gamma: float, lambda_: float) -> tuple[Array, Array]:
-    """λ-returns G_t = r_t + γ ((1 - λ) V(x_{t+1}) + λ G_{t+1}), and A_t = G_t - V(x_t)."""
+    """λ-returns by their recurrence, and A_t = G_t - V(x_t)."""
     returns = np.zeros_like(case["values"])
     for n, t in reversed(list(np.ndindex(*case["live"].shape))):
         if case["live"][n, t]:
@@ -153,7 +153,7 @@ def test_gae_agrees_with_the_lambda_return(case: Case, gamma: float, lambda_: fl
 
 
 def constant_case(steps: int, value: float = 10.0, gamma: float = 0.99) -> Case:
-    """On-policy, the value function is right everywhere: rewards are V - γ V."""
+    """On-policy with exact values: rewards are V - γ V."""
     case = random_case(0, 1, steps, reset_rows=False, ends=0.0)
     case["log_ratios"] = np.zeros((1, steps))
     case["values"] = np.full((1, steps), value)

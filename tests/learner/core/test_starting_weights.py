@@ -48,7 +48,7 @@ def weights(learner: Learner) -> dict[str, Any]:
 def test_a_new_learner_with_them_is_one_that_was_drawn_so(
     algorithm: str, make_batch: MakeBatch
 ) -> None:
-    """Bit for bit, what the algorithm keeps and what it makes of the next updates included."""
+    """Bit for bit, including the algorithm's state and later updates."""
     other, learner = make(algorithm, seed=5), make(algorithm, seed=0)
     learner.set_weights(weights(other), whole=True)
     if algorithm == "ppo":  # its key to minibatches is the learner's own

@@ -1,4 +1,4 @@
-"""BatchStore: which batches it takes, which it refuses and why, and what it gives away."""
+"""BatchStore: batches that it accepts, refuses, and hands out."""
 
 from __future__ import annotations
 

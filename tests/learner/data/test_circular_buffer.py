@@ -1,4 +1,4 @@
-"""The circular buffer: each sample is used K times while it is one of the newest N."""
+"""The circular buffer uses each of the newest N samples K times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mix-in replay: what is beside new rows, how much of it, and how old it is."""
+"""Mix-in replay: its rows, their share, and their age."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make(**changes: Any) -> MixInReplay:
 
 
 def numbered(make_batch: MakeBatch, number: int, rows: int, steps: int = 4) -> Columns:
-    """Rows of an endless episode, each of whose rewards is the row's number."""
+    """Rows of an endless episode, with their numbers as rewards."""
     columns = _endless(make_batch, rows, steps)
     numbers = torch.arange(number, number + rows, dtype=torch.float32)
     return {**columns, "rewards": numbers.unsqueeze(1).expand(rows, steps).contiguous()}

@@ -140,7 +140,7 @@ def test_rows_that_have_no_room_on_a_device_are_told_at_once(
 
 @pytest.mark.long
 def test_memory_beyond_the_limit_of_a_cgroup_is_not_counted_on(tmp_path: Path) -> None:
-    """A limit that holds: of a cgroup of this process's own, where it may make one."""
+    """The limit of this process's own cgroup, if it can make one."""
     group = Path("/sys/fs/cgroup/memory") / f"juggler-{os.getpid()}"
     limit = group / "memory.limit_in_bytes"
     if not group.parent.is_dir() or not os.access(group.parent, os.X_OK):
@@ -176,7 +176,7 @@ def test_rows_are_drawn_at_the_ratio_whatever_the_size_of_what_arrives(ratio: fl
 
 
 def test_learners_of_a_group_draw_as_often_as_one_another() -> None:
-    """One of them got 3 rows and the other 9: both make the steps that 12 rows are worth."""
+    """With 3 and 9 rows, both make the steps of 12 rows."""
     arrived = {3: torch.tensor([12.0, 12.0, 2.0, 2.0]), 9: torch.tensor([12.0, 12.0, 2.0, 2.0])}
     counts = []
     for own, total in arrived.items():
@@ -191,7 +191,7 @@ def test_learners_of_a_group_draw_as_often_as_one_another() -> None:
 
 
 def test_no_learner_of_a_group_draws_before_all_of_them_have_rows() -> None:
-    """Else it would wait for others in a step that they do not make."""
+    """Otherwise it would wait for others in a step of its own."""
     replay = make(ratio=2.0)
     assert not drawn(replay.add(numbered(0, 8), lambda _: torch.tensor([8.0, 8.0, 2.0, 1.0])))
     later = replay.add(numbered(8, 2), lambda _: torch.tensor([4.0, 4.0, 2.0, 2.0]))
@@ -332,7 +332,7 @@ def test_the_next_hundred_draws_are_the_same_after_a_restore(alpha: float) -> No
 
 
 def test_a_resumed_run_draws_what_the_one_that_went_on_draws_if_tables_are_not_saved() -> None:
-    """The processes of a run that is resumed have other seeds, and its learner joins a group."""
+    """A resumed run's processes have new seeds; its learner joins a group."""
     one, other = make(saved=False, seed=3), make(saved=False, seed=4)
     seen = []
     for first in range(0, 300, 100):
@@ -365,7 +365,7 @@ def test_a_saved_table_that_is_larger_than_this_one_is_refused() -> None:
 def test_a_restore_copies_rows_once_and_does_not_ask_for_memory_that_they_had(
     monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    """A learner has the state of its checkpoint beside the table that it restores."""
+    """A learner holds its checkpoint beside the restored table."""
     one, other = make(capacity=40, seed=3), make(capacity=40, seed=4)
     list(one.add(numbered(0, rows)))
     state = one.state()
@@ -460,7 +460,7 @@ def test_a_state_of_another_format_is_refused_with_what_to_do() -> None:
 def test_rows_of_an_older_version_that_left_in_another_order_are_taken_over(
     capacity: int, alpha: float
 ) -> None:
-    """Older versions knew other rules, by which slots were freed; they counted draws, too."""
+    """Older versions freed slots by other rules, and counted draws."""
     state = make(capacity=6, priority_exponent=1.0).state()
     one = make(capacity=6, priority_exponent=1.0, ratio=0.1)
     list(one.add(numbered(0, 6)))

@@ -1,4 +1,4 @@
-"""A replay's invariants for any input: its pace, its books, and whole rows."""
+"""A replay's invariants for any input: pace, books, and whole rows."""
 
 from __future__ import annotations
 

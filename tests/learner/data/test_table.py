@@ -101,7 +101,7 @@ def test_the_oldest_rows_leave_a_table_that_has_got_more_room(capacity: int) -> 
 
 
 def slow_find(weights: np.ndarray, value: float) -> int:
-    """The slot in which a running sum lies, one slot at a time."""
+    """The slot of a running sum, one slot at a time."""
     for slot, weight in enumerate(weights):
         if value < weight:
             return slot
@@ -244,7 +244,7 @@ def valued(space: Any, shape: tuple[int, ...], rng: np.random.Generator) -> Any:
 
 
 def batch_of(make_batch: MakeBatch, space: Any, seed: int, rows: int = 3, steps: int = 7) -> Any:
-    """Rows of episodes, some of which are truncated or go on from the row before."""
+    """Rows of episodes, some truncated, some continued."""
     rng = np.random.default_rng(seed)
     plain = make_batch(rows, steps, seed=seed, ends=0.3)
     boxes = (
@@ -281,7 +281,7 @@ def drawn_from(replay: DataSource, pipeline: LearnerPipeline, batch: EpisodeBatc
 def drawn_by_both(
     make_batch: MakeBatch, space: Any, make: Callable[[], Any], sources: list[Any], **keeping: bool
 ) -> Iterator[tuple[Any, Any]]:
-    """What a source draws of whole stacks, and another one of frames that are kept once.
+    """Draws of whole stacks, and of frames that are kept once.
 
     Args:
         make_batch: the fixture.
@@ -337,7 +337,7 @@ def mixed_in(rules: dict[str, Any]) -> MixInReplay:
 
 
 def assert_the_same_is_learned(one: Any, other: Any) -> None:
-    """All columns are the same, and so is what was observed before and after each live step."""
+    """Check that all columns and surrounding observations are the same."""
     seen = []
     for columns in (one, other):
         live, after = columns["live"], transitions(columns, 1, 0.9).after
@@ -444,7 +444,7 @@ def test_frames_that_no_row_has_are_let_go_and_their_slots_used_again(
 def test_rows_that_come_in_the_other_way_after_a_resume_are_refused(
     make_batch: MakeBatch, frames_once: bool
 ) -> None:
-    """As with a connector that looks at observations, and that was not there before."""
+    """As with a connector that was added before the resume."""
     before, after = pipeline_of(IMAGE), pipeline_of(IMAGE)
     (before if frames_once else after).keep_frames_once()
     replay, resumed = replay_of(), replay_of()

@@ -1,4 +1,4 @@
-"""k learners on shards of a batch are one learner on the whole of it."""
+"""k learners on shards of a batch equal one learner."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_learner_without_a_live_step_keeps_up(
 
 
 class Normalized(RLModule):
-    """Has a buffer that is an estimate from samples, and one that counts passes."""
+    """Has a buffer estimated from samples, and one that counts passes."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -174,7 +174,7 @@ def make_learner_of_connectors_in_groups(seed: int = 0) -> Learner:
 
 
 def a_batch(make_batch: MakeBatch, seed: int, rows: int = 8) -> EpisodeBatch:
-    """Its rewards are around 100: sums of their squares must not lose the differences."""
+    """Rewards around 100: sums of squares must keep the differences."""
     made = make_batch(rows, 10, seed=seed)
     returned = np.linspace(0, 5, rows, dtype=np.float32)  # [N] by the episodes before the rows
     states: dict[str, Any] = {"connectors": {"discounted_returns": returned}}
@@ -240,7 +240,7 @@ def impala(**config: Any) -> Learner:
 
 
 def told(learner: Learner, samples: list[Any]) -> None:
-    """Have it put each sample that it learns from into this list, too."""
+    """Make it put each of its samples into this list, too."""
     add = learner.data.add
 
     def adding(sample: Columns, sums: Sums) -> Iterator[Columns]:
@@ -317,7 +317,7 @@ class Process:
 
 
 def make(*seeds: int) -> list[Process]:
-    """Processes that have met, module by module; the first one's state is that of all."""
+    """Processes that have met, by module, with the first one's state."""
     processes = [Process(seed) for seed in seeds]
     for module_id in SHARED_PARTS_IN_GROUPS_ALGORITHMS:
         meet(processes, module_id)

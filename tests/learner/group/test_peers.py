@@ -279,7 +279,7 @@ def learner_of(updates: int) -> Learner:
 
 
 class Large:
-    """A state of 32 MB. Like this, its arrays are no copies; a learner's are."""
+    """A state of 32 MB, whose arrays are not copied."""
 
     def __init__(self, updates: int) -> None:
         self.updates, self.tree = updates, {"x": np.full(1 << 25, updates, np.uint8)}
@@ -292,8 +292,7 @@ class Large:
 
 
 def test_a_state_is_sent_a_chunk_at_a_time() -> None:
-    """A replay may be most of the memory: its sender makes no second copy, and a learner that takes
-    it over has what it is told beside what it keeps of it."""
+    """A replay may be most of the memory: neither side copies it."""
     group = [Large(5), Large(0)]
     tracemalloc.start()
     at_once([partial(take_over_newest, *each) for each in zip(group, meet(2), strict=True)])
@@ -388,7 +387,7 @@ def test_nccl_wants_a_gpu_for_each_learner(gpus: list[list[int]], expected: bool
 
 
 class Group:
-    """torch's, where a sum is over as soon as the device is, and `abort` does what a test says."""
+    """Torch's group, with sums and `abort` under the test's control."""
 
     def __init__(self) -> None:
         self.sums: list[torch.Tensor] = []

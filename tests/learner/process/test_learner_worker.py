@@ -279,7 +279,7 @@ def test_weights_of_a_group_that_never_met_are_not_published(make_world: MakeWor
 
 
 class WithBuffers(RLModule):
-    """Parameters, one that is not trained, and buffers of float32 and of integers."""
+    """Has trained and frozen parameters, and buffers of two dtypes."""
 
     def __init__(self, *spaces_and_config: Any) -> None:
         super().__init__(*spaces_and_config)
@@ -519,7 +519,7 @@ def test_a_setup_that_lacks_something_or_has_more_is_refused_in_a_sentence() -> 
 def test_a_module_that_was_handed_its_state_takes_the_weights_of_a_later_reset(
     world_of_worker_modules: World,
 ) -> None:
-    """The driver sends no state where it has none, so none is left out for the newer one."""
+    """Without a state, the driver sends none, so the newer one counts."""
     module = world_of_worker_modules.module
     chunks = module.handover.chunks("default", module.learner, "run", module.version)
     state_handover.hand_over([chunks])

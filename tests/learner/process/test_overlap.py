@@ -1,4 +1,4 @@
-"""Samples that are made and copied beside updates, and when they are used."""
+"""Samples that are made and copied alongside updates, and their use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A LearnerWorker that prepares the next update beside the present one: the books stay exact."""
+"""A LearnerWorker that prepares the next update: its books stay exact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
 class Gate:
-    """Holds updates up in their middle until it is opened; knows what was collated where."""
+    """Blocks updates until it is opened, and records collations."""
 
     def __init__(self, world: World) -> None:
         learner = world.module.learner
@@ -62,7 +62,7 @@ def overlapped(world: World) -> Overlapped:
 
 
 def held_up(world: World, *updates: tuple[int, ...]) -> Gate:
-    """Asks for updates of these batches, the first of which is then held up in its middle."""
+    """Request updates of these batches, the first of which is blocked."""
     gate = Gate(world)
     world.ask_for_update(*updates[0])
     assert gate.reached.wait(PATIENCE)

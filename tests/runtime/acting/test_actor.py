@@ -54,7 +54,7 @@ def observations() -> list[torch.Tensor]:
 
 
 def fragment(policy: Actor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What the environment got [N, T, …], what was chosen [N, T, …], log-probabilities [N, T]."""
+    """Environment's and module's actions [N, T, …], and log-probabilities [N, T]."""
     sent, actions, inputs = zip(*(policy.act(x.numpy()) for x in observations()), strict=True)
     assert policy.states_before() == {}
     chosen, logp = np.stack(actions, 1), np.zeros((ROWS, STEPS))

@@ -1,4 +1,4 @@
-"""A process lives as long as it runs, and is ready when it says so."""
+"""A process is alive while it runs, and ready on request."""
 
 from __future__ import annotations
 

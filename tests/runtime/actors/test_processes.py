@@ -184,7 +184,7 @@ cool_down()
 
 
 def test_what_the_forkserver_imports_survives_a_fork() -> None:
-    """It starts no thread, opens no file that workers would inherit, and imports no compiler."""
+    """It starts no thread, opens no file, and imports no compiler."""
     counts = textwrap.dedent(
         """
         import importlib, os, sys

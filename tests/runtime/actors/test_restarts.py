@@ -1,4 +1,4 @@
-"""Workers and other programs that end are started again, until they fail too often."""
+"""Workers and programs restart after exits, until they fail too often."""
 
 from __future__ import annotations
 

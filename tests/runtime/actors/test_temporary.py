@@ -1,4 +1,4 @@
-"""What killed processes leave in the directory for temporary files goes with the next start."""
+"""Temporary files of killed processes go with the next start."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_process_of_another_namespace_is_not_taken_for_dead() -> None:
 
 
 def test_what_nobody_can_know_to_be_abandoned_stays(place: Path) -> None:
-    """Directories of older versions, young ones, and those of other hosts in a shared place."""
+    """Directories of older versions, young ones, and other hosts' ones."""
     names = ["juggler-1-abcdefgh", "juggler-1-abcdefgh-00000000", "juggler-1"]
     for name in names:
         (place / name).mkdir()
@@ -109,7 +109,7 @@ def test_what_nobody_can_know_to_be_abandoned_stays(place: Path) -> None:
 
 @pytest.mark.slow
 def test_no_process_that_this_one_starts_holds_its_directory(place: Path) -> None:
-    """Or what a killed process left would stay for as long as any of them lives."""
+    """Otherwise a killed process's files would stay with its children."""
     directory = HeldDirectory()
     sleeper = subprocess.Popen(["sleep", "60"], close_fds=False)
     worker = WorkerProgram("time:sleep", 60).start("worker 0")
@@ -182,7 +182,7 @@ os.kill(os.getpid(), int(sys.argv[1])) if len(sys.argv) > 1 else None
 
 @pytest.mark.slow
 def test_a_forkserver_starts_again_after_its_socket_was_removed() -> None:
-    """In a program of its own: the forkserver of another test would be left alone."""
+    """In its own program: another test's forkserver must not be lost."""
     done = subprocess.run(
         [sys.executable, "-c", STARTS_TWICE], capture_output=True, text=True, timeout=100
     )

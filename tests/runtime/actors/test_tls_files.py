@@ -1,4 +1,4 @@
-"""Directories for TLS: how they are made, and what is said of one that is of no use."""
+"""Directories for TLS: making them, and errors about unusable ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Nothing from a network or a file is unpickled: the sources have nothing that could, and a pickle
-in the place of anything is refused unread."""
+"""No source unpickles, and pickles are refused unread."""
 
 from __future__ import annotations
 

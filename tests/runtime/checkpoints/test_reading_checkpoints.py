@@ -1,4 +1,4 @@
-"""Of what lies in a directory the newest good one is read; what is wrong with others is said."""
+"""The newest good checkpoint is read; others' faults are reported."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _flip(file: Path) -> None:
 
 
 def _flip_last(file: Path) -> None:
-    """Of a state's file, a bit of an array: only the digest tells."""
+    """Flip a bit of an array: only the digest shows it."""
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Checkpoints come back as written, and an interrupted write leaves a good one."""
+"""Checkpoints come back as written; interrupted writes leave a good one."""
 
 from __future__ import annotations
 

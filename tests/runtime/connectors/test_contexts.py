@@ -1,4 +1,4 @@
-"""What connectors with a context show a module: step by step in a runner, by rows in a learner."""
+"""Connectors with a context: step by step, and by rows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PIPELINES = {
 
 
 def in_runner(contexts: Contexts, fragment: Fragment) -> tuple[Any, dict[str, Any]]:
-    """What the module sees [N, T, ...], and the contexts at the start of each row."""
+    """The module's inputs [N, T, ...], and contexts before each row."""
     columns, seen, states = fragment.columns, [], {}
     for t in range(columns["rewards"].shape[1]):
         observations, actions = (

@@ -175,7 +175,7 @@ def test_returns_to_go_are_sums_to_the_end_of_episode_or_row(mode, rows, steps, 
 
 
 def columns() -> dict:
-    """Row 0: an episode of 2 steps, a reset, one of 1 step. Row 1: one from its 6th step on."""
+    """Row 0: episodes of 2 and 1 steps. Row 1: continued."""
     live = torch.tensor([[True, True, False, True], [True] * 4])
     return {
         "observations": {"a": torch.arange(8.0).view(2, 4, 1)},

@@ -202,7 +202,7 @@ def test_a_segment_that_began_before_its_episode_is_refused() -> None:
 
 
 def _tree_columns(**changed: Any) -> dict[str, Any]:
-    """The usual batch with its observations [r, t] in a Dict and a Tuple, and a state."""
+    """The usual batch, with trees of observations [r, t] and a state."""
     return {
         **columns(),
         **{name: _split(columns()[name]) for name in columns() if name.endswith("observations")},

@@ -217,7 +217,7 @@ def core(kind: str, **keys: Any) -> RecurrentCore:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", [-1.0, 0, 2.0, 3.5])
 def test_a_memory_that_nothing_adds_to_fades_with_the_gate(kind: str, bias: float) -> None:
-    """The gates' own equations: with weights of 0, each step keeps sigmoid(bias) of the memory."""
+    """With weights of 0, each step keeps sigmoid(bias) of the memory."""
     layer = core(kind, memory_bias=bias)
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
@@ -245,7 +245,7 @@ THREE = spaces.Discrete(3)
 
 
 def drawn(module: torch.nn.Module) -> dict[str, Floats]:
-    """Give a module parameters that are all away from 0 -> them, by name."""
+    """Draw a module's parameters away from 0; return them by name."""
     generator = torch.Generator().manual_seed(4)
     for parameter in module.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator)

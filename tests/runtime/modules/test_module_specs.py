@@ -1,4 +1,4 @@
-"""Building modules by name, class, factory, catalog and spec, and what is refused."""
+"""Modules by name, class, factory, catalog and spec; errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Constant(RLModule):
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A Python module on the path with parts in it and a broken one beside it."""
+    """A Python module on the path, with a broken one beside it."""
     (tmp_path / "my_modules_for_test.py").write_text(
         "from juggler.runtime.modules.models import Catalog\n"
         "from juggler.runtime.modules.models import ActorCritic\n"
@@ -247,7 +247,7 @@ GLOBAL_LOCAL = spaces.Dict({"global": VECTOR, "local": spaces.Box(-1, 1, (2,), n
 
 
 class GlobalLocal(RLModule):
-    """The global part through an encoder that others have too, the local part through its own."""
+    """The global part in a shared encoder, the local one beside it."""
 
     def __init__(
         self, observation_space: Any, action_space: Any, model_config: Any, shared: nn.Module

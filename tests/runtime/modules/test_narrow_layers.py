@@ -1,4 +1,4 @@
-"""Linear layers with few inputs: their gradient is that of torch, by a product that is fast."""
+"""Linear layers with few inputs have torch's gradient, by a fast product."""
 
 from __future__ import annotations
 

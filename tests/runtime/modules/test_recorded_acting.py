@@ -1,4 +1,4 @@
-"""Modules of one's own act in torch, by recorded operations if their author says that they may."""
+"""Users' modules act in torch, recorded if their author allows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RLModule: the passes around those of a subclass, their specs, masks and distributions."""
+"""RLModule: passes around a subclass's, specs, masks and distributions."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def senders(every_thread_ends: None) -> Iterator[Senders]:
 
 @pytest.fixture
 def gate(learner: LearnerEnd) -> Iterator[threading.Event]:
-    """The learner takes batch 1 at once; those after it wait until the gate is opened."""
+    """The learner takes batch 1; the next ones wait for the gate."""
     opened = threading.Event()
 
     def answer(frame: BatchFrame) -> str:
@@ -117,7 +117,7 @@ def publish(server: Learner) -> Callable[..., Version]:
 
 @pytest.fixture
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message of any size goes through shared memory, of which there is none yet."""
+    """Messages of any size go through shared memory, empty so far."""
     monkeypatch.setenv("JUGGLER_SHARED_MEMORY", "0")
 
     def none_is_left() -> bool:

@@ -1,4 +1,4 @@
-"""Calls that a server accepts and never answers: they are given up, and made on a new channel."""
+"""Calls that are never answered are repeated on a new channel."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 class Timers:
-    """Replace those of the clock: each goes off when a test says so, even if it was cancelled
-    too late."""
+    """Replaces clock timers: each goes off on request, even when cancelled late."""
 
     def __init__(self) -> None:
         self._set: list[Callable[[], None]] = []
@@ -41,7 +40,7 @@ class Timers:
         return self
 
     def go_off(self, number: int) -> None:
-        """The timer of this number goes off, as soon as it has been set."""
+        """Set off the timer of this number, once it exists."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self._set) > number, PATIENCE)
         self._set[number]()

@@ -1,4 +1,4 @@
-"""The directory of a user, in which readers of weights meet where no directory is shared."""
+"""A user's directory, where readers of weights meet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames survive the round trip, between our code and the generated classes too."""
+"""Frames survive the round trip, also between ours and generated classes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_our_frames_are_read_by_the_generated_classes(tree: Any, chunk_bytes: in
 
 
 def pack(tree: Any, gap: int) -> tuple[TreeInfo, bytes]:
-    """A tree's information and payload as another writer might make them, not aligned."""
+    """A tree as another writer might encode it, without alignment."""
     info, payload = TreeInfo(), b""
     for path, array in leaves(tree):
         if array is None:

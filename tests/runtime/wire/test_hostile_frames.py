@@ -1,4 +1,4 @@
-"""Chunks that are not what they should be: one clear error, and no memory beyond the limits."""
+"""Broken chunks: one clear error, and no memory beyond the limits."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_reader_that_needs_digests_refuses_a_chunk_without_one() -> None:
 
 
 def peak_bytes(limits: Limits, info: TreeInfo, share: int) -> int:
-    """The most memory that a reader takes for the first chunk of a frame."""
+    """A reader's peak memory for the first chunk of a frame."""
     chunk = EpisodeChunk(header=HEADER, tree=info, payload=bytes(share))
     message = chunk.SerializeToString()
     reader = FrameReader(BatchHeader, limits)

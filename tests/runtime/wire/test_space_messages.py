@@ -1,4 +1,4 @@
-"""Gymnasium's spaces travel and arrive as they were; what is no space is refused."""
+"""Gymnasium's spaces arrive as sent; other objects are refused."""
 
 from __future__ import annotations
 
