@@ -182,9 +182,9 @@ class LearnerConfig(OptimizerConfig):
     compiler."""
 
     batch_size: int = 1024
-    """Live environment steps in one update, over all learners; whole fragments. Steps that only
-    reset an environment are not live, so if this is the size of one fragment, an asynchronous run
-    may use two."""
+    """Live environment steps in one update, over all learners; whole fragments, in synchronous runs
+    at least one of each EnvRunner. Steps that only reset an environment are not live, so if this is
+    the size of one fragment, an asynchronous run may use two."""
 
     max_staleness: int = 6
     """Maximum number of updates between the acting weights and the update. Older steps are dropped,

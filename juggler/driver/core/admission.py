@@ -135,10 +135,10 @@ class Synchronous:
     """Samples, waits for all, updates, waits: speed changes no result.
 
     A turn asks the runners in order of their index, again and again, until all were asked once
-    and the requests add up to every module's batch_size; a module with enough is left out of the
-    rest. When every request was reported or lost, each module whose learners all have something
-    makes one update of all batches, ordered by runner and then by request. A module with too little
-    keeps what it has, and takes part in the next turn only for its learners that have nothing.
+    and the requests add up to every module's batch_size. Each round is for all modules, since the
+    agents of all of them act in it. When every request was reported or lost, each module whose
+    learners all have something makes one update of all batches, ordered by runner and then by
+    request. A module with too little keeps what it has for the next turn.
     Modules that share parts make their updates in the same turn: each waits until all can. After
     updates the core waits for `StartNextTurn`: the driver checks then whether the run should stop,
     and takes checkpoints. If no module could make an update, the next turn begins at once.
@@ -208,16 +208,16 @@ class Synchronous:
 
     def _plan_turn(self) -> None:
         runners = self._runners.in_order()
-        shares = [_ModuleTurn(module_id, each) for module_id, each in self._modules.items()]
+        shares = [
+            _ModuleTurn(module_id, each)
+            for module_id, each in self._modules.items()
+            if each.group.members
+        ]
         for asked in count() if runners else ():
-            runner = runners[asked % len(runners)]
-            learners = {
-                share.module_id: share.assign(runner)
-                for share in shares
-                if share.is_short(asked, len(runners))
-            }
-            if not learners:
+            if not any(share.is_short(asked, len(runners)) for share in shares):
                 break
+            runner = runners[asked % len(runners)]
+            learners = {share.module_id: share.assign(runner) for share in shares}
             self._plan.setdefault(runner.worker.worker_id, deque()).append(learners)
         for runner in runners:
             self.has_room(runner)
@@ -240,14 +240,15 @@ class _ModuleTurn:
     def __init__(self, module_id: str, module: CoreModuleState) -> None:
         self.module_id = module_id
         members = module.group.members.values()
-        self._planned = {learner: 0 for learner in members if not learner.held_steps}
-        self._goal = module.settings.batch_size * len(self._planned) / max(1, len(members))
+        self._planned = {learner: learner.held_steps for learner in members}
+        self._lack = sum(not learner.held_steps for learner in members)
+        self._goal = module.settings.batch_size
 
     def is_short(self, asked: int, runners: int) -> bool:
-        """Whether the module takes part in round number `asked` of this turn."""
-        if not self._planned:
+        """Whether the module needs round number `asked` of this turn."""
+        if not self._lack:
             return False
-        return asked < max(runners, len(self._planned)) or sum(self._planned.values()) < self._goal
+        return asked < max(runners, self._lack) or sum(self._planned.values()) < self._goal
 
     def assign(self, runner: Runner) -> GroupMember:
         """The learner that gets the runner's next batch."""

@@ -518,3 +518,9 @@ def test_the_first_synchronous_turn_waits_for_every_modules_learners() -> None:
     assert join_two(core) == []
     commands = step(core, LearnerJoined("learner-red", "L", "red"))
     assert modules_by_round(only(Request, commands)) == [BOTH, BOTH]
+
+
+def test_every_round_of_a_synchronous_turn_is_for_all_modules() -> None:
+    """Otherwise steps of the agents of a module with enough are lost, uncounted."""
+    core = make_two(red={"batch_size": 50}, synchronous=True)
+    assert modules_by_round(join_two(core)) == [BOTH, BOTH]
