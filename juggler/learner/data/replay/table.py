@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from juggler.learner.data.replay.memory import ColumnStorage, any_leaf, count_of, unlike
+from juggler.learner.data.replay.column_storage import ColumnStorage, any_leaf, count_of, unlike
 from juggler.learner.data.sources import Columns
 from juggler.runtime.connectors.contexts import FRAMES
 from juggler.runtime.connectors.leaves import at, replaced
