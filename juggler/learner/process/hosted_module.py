@@ -330,7 +330,7 @@ class HostedModule:
         metrics: Mapping[str, float],
         seconds: Mapping[str, float],
     ) -> None:
-        """Complete a reply."""
+        """Add metrics, version and counters to a reply."""
         # Also while a replay fills, before any update.
         done.replay.update(self.learner.data.books())
         if metrics:

@@ -370,7 +370,8 @@ class LearnerServer:
     """
 
     def __init__(self, program: LearnerProgram) -> None:
-        """
+        """Start to listen.
+
         Raises:
             EndpointError: this process cannot listen at its address.
         """

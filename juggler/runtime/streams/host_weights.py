@@ -174,7 +174,7 @@ class _WeightsReader:
 
 
 class CannotRelay(Exception):
-    """Weights cannot be relayed from this process; has the reason."""
+    """This process cannot relay weights; the message has the reason."""
 
 
 class _NameTaken(OSError):

@@ -371,7 +371,7 @@ class ReplayTable:
         return _in_order(self.generations[: self.size])
 
     def state(self) -> dict[str, Tree]:
-        """Return all rows as host arrays, and their selection's state."""
+        """Return all rows as host arrays, and the state of the draws."""
         slots, size = self.oldest_first(), self.size  # [size]
         table: dict[str, Tree] = {
             "columns": self._columns.first(size) if self._columns and size else {},
