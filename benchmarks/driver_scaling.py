@@ -108,7 +108,10 @@ class MeasuredDriver(Driver):
         self.most_open = 0
         self.line_seconds: list[float] = []
         self._top_up, self._loop.top_up = self._loop.top_up, self._measured_top_up
-        self._write_line, self._upkeep.write_line = self._upkeep.write_line, self._measured_line
+        self._write_line, self._periodic_work.write_line = (
+            self._periodic_work.write_line,
+            self._measured_line,
+        )
         self.around_seconds = 0.0
         if self._parts.callbacks.callbacks:
             for kind, name in AROUND:

@@ -47,7 +47,7 @@ from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.streams.episodes import EpisodeSender
-from juggler.runtime.streams.weights import WeightsSubscription
+from juggler.runtime.streams.weights_stream import WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import episodes_pb2, training_pb2

@@ -26,10 +26,10 @@ from juggler.runtime.actors.resources import keep_freed_memory
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
 from juggler.runtime.streams.host_weights import Meeting, WeightsFrame
+from juggler.runtime.streams.memory_socket import MemorySocket
 from juggler.runtime.streams.shared_directory import SHARED_DIR_VARIABLE, shared_address
 from juggler.runtime.streams.shared_memory import SHARED_MEMORY_VARIABLE
-from juggler.runtime.streams.sharing import MemorySocket
-from juggler.runtime.streams.weights import WeightsPublisher, WeightsSubscription
+from juggler.runtime.streams.weights_stream import WeightsPublisher, WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree, flatten
 

@@ -27,10 +27,10 @@ from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.actors.endpoints import bind, make_server
 from juggler.runtime.actors.resources import keep_freed_memory
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams import weights as weights_module
+from juggler.runtime.streams import weights_stream
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
-from juggler.runtime.streams.sharing import MemorySocket
-from juggler.runtime.streams.weights import WeightsPublisher, WeightsSubscription
+from juggler.runtime.streams.memory_socket import MemorySocket
+from juggler.runtime.streams.weights_stream import WeightsPublisher, WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 
 PATIENCE = 30.0  # seconds
@@ -189,14 +189,14 @@ def subscribe(address: str, count: int) -> None:
 
 def fan_out(count: int, size: int, seconds: float) -> dict[str, Any]:
     """The cost of publishing a version until every subscriber has it."""
-    encode, calls = weights_module.encode_frame, 0
+    encode, calls = weights_stream.encode_frame, 0
 
     def counted(*args: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         return encode(*args, **options)
 
-    weights_module.encode_frame = counted
+    weights_stream.encode_frame = counted
     publisher = Fanning()
     server, address = _serve(publisher.handler())
     processes = _start(subscribe, address, count)

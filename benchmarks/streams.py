@@ -29,7 +29,7 @@ from juggler.runtime.actors.resources import keep_freed_memory
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeReceiver, EpisodeSender
 from juggler.runtime.streams.host_weights import WeightsFrame
-from juggler.runtime.streams.weights import WeightsPublisher, WeightsSubscription
+from juggler.runtime.streams.weights_stream import WeightsPublisher, WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 

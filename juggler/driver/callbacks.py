@@ -34,7 +34,7 @@ _ALL: Final = ""  # modules
 
 
 class ChangedValues:
-    """Numbers in force, by module; any thread may set them.
+    """Numbers that replace schedules, by module; any thread may set them.
 
     Every update has them, so that all learners of a group change at the same update.
 
@@ -112,7 +112,7 @@ class ChangedValues:
                 self._values.setdefault(module_id or _ALL, {})[key] = value
 
     def of(self, module_id: str, settings_of: str) -> dict[str, float]:
-        """The numbers in force for a module, by key.
+        """Return the numbers that were set for a module, by key.
 
         Args:
             settings_of: the module of the configuration whose settings it has.
@@ -125,7 +125,7 @@ class ChangedValues:
         return {key: value for key, value in both.items() if key in able and value is not None}
 
     def in_words(self) -> str:
-        """List the numbers in force; "" if there are none."""
+        """List the numbers that were set; "" if there are none."""
         return ", ".join(
             f"{key} = {value:g}" + (f" ({module_id})" if module_id else "")
             for module_id, values in self._values.items()
@@ -433,7 +433,7 @@ class Callbacks:
             self.note("on_metrics", self.run.metrics)
 
     def updated(self, module_id: str, metrics: Mapping[str, Mapping[str, float]]) -> None:
-        """`metrics`: of the learner, by module."""
+        """Queue `on_update`, with the learner's metrics by module."""
         if self.callbacks:
             of_one = dict(next(iter(metrics.values()))) if len(metrics) == 1 else flat(metrics)
             self.note("on_update", module_id, of_one)

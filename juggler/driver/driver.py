@@ -61,11 +61,11 @@ class Shutdown:
     """Winds a run down, and closes its books."""
 
     def __init__(
-        self, parts: RunParts, loop: Loop, upkeep: PeriodicWork, directory: RunDirectory
+        self, parts: RunParts, loop: Loop, periodic_work: PeriodicWork, directory: RunDirectory
     ) -> None:
         self._parts = parts
         self._loop = loop
-        self._upkeep = upkeep
+        self._periodic_work = periodic_work
         self._directory = directory
         self._command = "train" if parts.only_local else "driver"
         if is_of_a_script(parts.config):
@@ -85,7 +85,7 @@ class Shutdown:
     def wind_down(self) -> None:
         """Finish updates, make the last checkpoint, and release the workers."""
         parts, snapshots = self._parts, self._parts.snapshots
-        self._hung = self._upkeep.standstill.hung_runners(parts.hub.vitals())
+        self._hung = self._periodic_work.standstill.hung_runners(parts.hub.vitals())
         parts.happened(StopRequested())
         self._finish_updates()
         self._wait_for_snapshot(time.monotonic() + _LAST_CHECKPOINT_SECONDS)
@@ -105,7 +105,7 @@ class Shutdown:
         parts.evaluations.give_up()
         self._check_for_failure()
         parts.happened(Finish())
-        self._last_line = self._upkeep.write_line()
+        self._last_line = self._periodic_work.write_line()
         parts.callbacks.deliver()
         # A worker that leaves at once would be replaced while another is still busy.
         parts.local.supervisor.stop_restarting()
@@ -185,7 +185,8 @@ class Shutdown:
         last = (parts.confirmation.outcome or {}).get("update", parts.core.updates)
         # A goal reached while nothing works is no success.
         if end.reason == "stop_seconds" and not parts.core.has_updated:
-            end.failed_at(f"nothing was trained on. {self._upkeep.standstill.describe_workers()}")
+            standstill = self._periodic_work.standstill
+            end.failed_at(f"nothing was trained on. {standstill.describe_workers()}")
         elif end.reason in _IN_PART and parts.local.keep_failing(ENVRUNNER):
             end.failed_at(
                 f"it reached {end.reason}, but {parts.config.env_runner.env} kept failing in every "
@@ -204,7 +205,7 @@ class Shutdown:
         parts = self._parts
         if self._last_line is None:
             parts.happened(Finish())
-            self._last_line = self._upkeep.write_line()
+            self._last_line = self._periodic_work.write_line()
         newest = self._newest()
         summary: dict[str, Any] = {
             **self._last_line,
@@ -325,9 +326,10 @@ class Driver:
         )
         # These know all parts, so they come last.
         status = StatusReader(self._run_id, parts, journal)
-        self._upkeep = upkeep = PeriodicWork(parts, directory, self._bound, self._announce)
-        self._loop = Loop(parts, WorkerEvents(parts), self._mailbox, upkeep, status)
-        self._ending = Shutdown(parts, self._loop, upkeep, directory)
+        periodic = PeriodicWork(parts, directory, self._bound, self._announce)
+        self._periodic_work = periodic
+        self._loop = Loop(parts, WorkerEvents(parts), self._mailbox, periodic, status)
+        self._ending = Shutdown(parts, self._loop, periodic, directory)
 
     def _hub_settings(self, token: str) -> HubSettings:
         driver, listen = self._config.driver, self._listen

@@ -270,7 +270,7 @@ def check_module_id(module_id: object, where: str) -> None:
 def instead(module_id: str, module_ids: Sequence[str]) -> str:
     """End an error about an unknown module with known ones."""
     near, known = closest(module_id, module_ids), listed(dict.fromkeys(module_ids))
-    return f": did you mean {near!r}? There are {known}" if near else f"; there are {known}"
+    return f": did you mean {near!r}? The run has {known}" if near else f"; the run has {known}"
 
 
 #: Keys of a module's table that no other part of a configuration has.

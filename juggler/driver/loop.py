@@ -53,24 +53,24 @@ class Loop:
         parts: RunParts,
         worker_events: WorkerEvents,
         mailbox: Mailbox[Event],
-        upkeep: PeriodicWork,
+        periodic_work: PeriodicWork,
         status: StatusReader,
     ) -> None:
         self.first_update: float | None = None
         self._parts = parts
         self._worker_events = worker_events
         self._mailbox = mailbox
-        self._upkeep = upkeep
+        self._periodic_work = periodic_work
         self._status = status
 
     def run(self) -> None:
-        self._upkeep.begin()
+        self._periodic_work.begin()
         while not self._parts.end.reached:
             self.top_up()
-            self.gather(self._upkeep.seconds_left())
+            self.gather(self._periodic_work.seconds_left())
             self.issue_updates()
             self.finish_updates()
-            self._upkeep.on_intervals()
+            self._periodic_work.on_intervals()
             self._parts.callbacks.deliver()
 
     def top_up(self) -> None:
@@ -114,7 +114,7 @@ class Loop:
         if driver.synchronous and not parts.core.between_turns:
             return
         # Between turns nothing is in flight, so two runs write the same lines.
-        self._upkeep.at_steps()
+        self._periodic_work.at_steps()
         if parts.end.reached:
             return
         if parts.confirmation.check():

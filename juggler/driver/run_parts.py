@@ -26,7 +26,12 @@ from juggler.driver.core.events import Command, Event
 from juggler.driver.record.wording import Progress
 from juggler.driver.result import RunClock, RunEnd
 from juggler.driver.workers.command_sender import CommandSender, ConnectorState
-from juggler.driver.workers.evaluations import BestCheckpoint, Confirmation, Evaluations, Evaluators
+from juggler.driver.workers.evaluations import (
+    BestCheckpoint,
+    Confirmation,
+    Evaluators,
+    PeriodicEvaluations,
+)
 from juggler.driver.workers.league_run import LeagueRun
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.trained_modules import TrainedModules
@@ -186,7 +191,7 @@ class RunParts:
             self.league = LeagueRun(self, resume, beginning)
         self.checkpointing = Checkpointing(self)
         evaluators = Evaluators(self)
-        self.evaluations = Evaluations(self, evaluators, BestCheckpoint(run_dir))
+        self.evaluations = PeriodicEvaluations(self, evaluators, BestCheckpoint(run_dir))
         self.confirmation = Confirmation(self, evaluators)
         self.departures = Departures(self)
 

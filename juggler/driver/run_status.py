@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from juggler.driver.core.ledger import Counters
 from juggler.driver.record.progress import Journal
-from juggler.driver.record.workers import WorkerRecord
+from juggler.driver.record.worker_records import WorkerRecord
 from juggler.driver.run_parts import RunParts
 from juggler.envrunner.agent_returns import has_metrics_by_agent
 from juggler.runtime.actors.hub import Vitals

@@ -22,7 +22,7 @@ from juggler.runtime.streams.shared_directory import (
     path_in_shared_directory,
 )
 from juggler.runtime.streams.shared_memory import least_bytes
-from juggler.runtime.streams.weights import Weights, WeightsSubscription
+from juggler.runtime.streams.weights_stream import Weights, WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2

@@ -289,7 +289,7 @@ def must_be_a_metric(name: str, config: RunConfig) -> None:
                 f"{known[0]!r}: name a number of the run, such as episode_return_mean"
             )
         if module_id not in known:
-            which = "module that is trained" if table == "modules" else "module"
+            which = "trained module" if table == "modules" else "module"
             raise ConfigError(
                 f"{where}there is no {which} {module_id!r}{instead(module_id, known)}"
             )

@@ -309,7 +309,7 @@ def given_passes(passes: Passes) -> Passes:
     names = Passes.__annotations__
     for name, value in passes.items():
         if name not in names:
-            raise TypeError(f"{name!r} is no argument: there are {' and '.join(names)}")
+            raise TypeError(f"{name!r} is not an argument: known are {' and '.join(names)}")
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{name} = {value!r}: must be a whole number, at least 1")
     given: Any = {name: value for name, value in passes.items() if value is not None}

@@ -299,9 +299,9 @@ class Learner:
         return prepared
 
     def collated(self, episodes: Episodes, *, checked: bool = False) -> Columns:
-        """Collate episodes on the host, page-locked for a GPU, before pipelines.
+        """Collate episodes on the host; `prepared` does the rest.
 
-        Any thread may call this during updates.
+        For a GPU, the result is in page-locked memory. Any thread may call this during updates.
 
         Args:
             episodes: as in `update_from_episodes`.
@@ -575,12 +575,7 @@ class UpdatesInFlight:
     """A thread, started lazily, that makes updates in order."""
 
     def __init__(self, limit: int) -> None:
-        """Args:
-            limit: maximum number of unfinished updates.
-
-        Raises:
-            ValueError: the limit is below 1.
-        """
+        """Allow `limit` unfinished updates; raise ValueError if it is below 1."""
         if limit < 1:
             raise ValueError(f"updates_in_flight = {limit}: must be at least 1")
         self._places = threading.BoundedSemaphore(limit)

@@ -61,8 +61,9 @@ class PolicyState:
 class Policy:
     """A module and everything between it and an environment.
 
-        policy = juggler.load_policy("runs/demo") action, state = policy.act(observation) # an
-        episode begins action, state = policy.act(observation, state) # and continues
+        policy = juggler.load_policy("runs/demo")
+        action, state = policy.act(observation)  # an episode begins
+        action, state = policy.act(observation, state)  # and continues
 
     Filters use their state from the checkpoint and learn nothing here. Actions are in the form of
     the training environment: clipped, rescaled and in its dtypes.

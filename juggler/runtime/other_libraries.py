@@ -171,15 +171,15 @@ _ALGORITHMS: Final = _each(
         ),
         "drqn": "r2d2 is the nearest here",
         "gail": "it is the key imitation here, with an algorithm such as ppo",
-        "ippo": "ppo is it here, with several modules in the tables agents and modules",
+        "ippo": "it is ppo here, with several modules in the tables agents and modules",
         "maddpg mappo qmix vdn": (
             "ppo is the nearest here, with critic_sees for a value function that sees what all "
             "agents do"
         ),
-        "maskableppo": "ppo is it here: an action mask in infos is always kept to",
+        "maskableppo": "it is ppo here: an action mask in infos is always kept to",
         "mpo": "sac is the nearest here",
-        "ppo2": "ppo is it here",
-        "ppolstm recurrentppo": 'ppo is it here, with recurrent = "lstm" in the table model',
+        "ppo2": "it is ppo here",
+        "ppolstm recurrentppo": 'it is ppo here, with recurrent = "lstm" in the table model',
         "rnd": "it is the key intrinsic here, with an algorithm such as ppo",
         "sarsa": "pqn is the nearest here",
         "trpo": "ppo is the nearest here: clip, and perhaps target_kl, replace TRPO's constraint",

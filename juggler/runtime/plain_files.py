@@ -23,9 +23,8 @@ def open_plain(path: Path, *, dir_fd: int | None = None) -> BinaryIO:
     Raises:
         OSError: the path is not a plain file, or cannot be read.
     """
-    if not stat.S_ISREG(
-        os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode
-    ):  # opening a device may have an effect
+    # Checked before opening it, which may have an effect on a device.
+    if not stat.S_ISREG(os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode):
         raise OSError(errno.EINVAL, "it is not a plain file")
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, dir_fd=dir_fd)

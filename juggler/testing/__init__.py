@@ -133,9 +133,7 @@ def copied(tree: Any) -> Any:
 
 
 def checked(where: str, check: Callable[[], None]) -> None:
-    """Raises:
-    AssertionError: from the check, with the place.
-    """
+    """Run a check, whose AssertionError gets the place."""
     try:
         check()
     except AssertionError as error:
@@ -143,9 +141,7 @@ def checked(where: str, check: Callable[[], None]) -> None:
 
 
 def must(condition: bool, otherwise: str) -> None:
-    """Raises:
-    AssertionError: with this text, unless the condition holds.
-    """
+    """Raise an AssertionError with this text unless the condition holds."""
     if not condition:
         raise AssertionError(otherwise)
 

@@ -255,7 +255,7 @@ def test_a_table_of_a_player_that_a_league_does_not_have_is_told_with_those_that
     with pytest.raises(ConfigError) as failed:
         with_agents(config, [FoundGroup(("row", "column"), None, None)])
     assert str(failed.value).startswith(
-        "modules.main-9: the league has no player 'main-9': did you mean 'main-0'? There are "
+        "modules.main-9: the league has no player 'main-9': did you mean 'main-0'? The run has "
         "'main-0', 'main_exploiter-0', "
     )
 

@@ -39,13 +39,13 @@ def wind_down(world: WorkersWorld, reason: str, drain: Callable[[], None] = lamb
     local = SimpleNamespace(supervisor=supervisor, keep_failing=lambda _: False)
     world.parts.local = cast(Any, local)
     loop = SimpleNamespace(drain=lambda seconds, done: drain())
-    upkeep = SimpleNamespace(
+    periodic_work = SimpleNamespace(
         standstill=SimpleNamespace(hung_runners=lambda _: ""), write_line=lambda: {}
     )
     ending = Shutdown(
         world.parts,
         cast(Any, loop),
-        cast(Any, upkeep),
+        cast(Any, periodic_work),
         cast(Any, SimpleNamespace(path=world.parts.run_dir)),
     )
     world.parts.end.stop(reason)

@@ -204,7 +204,7 @@ class World(WorkersWorld):
         agents = {"left": "blue", "right": "red"}
         super().__init__(directory, agents=agents, num_learners=2, devices="cpu")
         nothing = cast(Any, None)  # is written
-        self.upkeep = PeriodicWork(self.parts, nothing, [], lambda: None)
+        self.periodic_work = PeriodicWork(self.parts, nothing, [], lambda: None)
 
     def train(self) -> None:
         """The module "blue" has had an update."""
@@ -225,8 +225,8 @@ class World(WorkersWorld):
         self.turns(due=["checkpoint"])
 
     def turns(self, due: list[str]) -> None:
-        self.upkeep._intervals = cast(Any, SimpleNamespace(due=lambda: due))
-        self.upkeep.on_intervals()
+        self.periodic_work._intervals = cast(Any, SimpleNamespace(due=lambda: due))
+        self.periodic_work.on_intervals()
 
     def warnings(self) -> list[str]:
         return [text for text in self.told.messages if "no checkpoints" in text]

@@ -10,8 +10,8 @@ import pytest
 
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.runtime.actors.attachment import Contact
+from juggler.runtime.streams.memory_socket import MemorySocket
 from juggler.runtime.streams.shared_directory import learner_socket
-from juggler.runtime.streams.sharing import MemorySocket
 from juggler.runtime.wire.v1 import training_pb2
 
 LEARNER = training_pb2.Learners.Learner(

@@ -441,9 +441,9 @@ SEVERAL = {
     ("name", "told"),
     [
         ("by_module/huntr/updates", "module 'huntr': did you mean"),
-        ("by_module/x/episodes", "there is no module 'x'; there are"),
-        ("modules/huntr/entropy", "is trained 'huntr': did you mean"),
-        ("modules/prey/entropy", "there is no module that is trained 'prey'"),
+        ("by_module/x/episodes", "there is no module 'x'; the run has"),
+        ("modules/huntr/entropy", "there is no trained module 'huntr': did you mean"),
+        ("modules/prey/entropy", "there is no trained module 'prey'"),
         ("modules/hunters/entrpy", "impala has no metric 'entrpy'"),
     ],
 )

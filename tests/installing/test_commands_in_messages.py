@@ -19,9 +19,9 @@ def only_what_a_test_writes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def noted(monkeypatch: pytest.MonkeyPatch, site: Path, origin: object) -> None:
     """An installation as pip records it, with its origin."""
-    there = site / "juggler-0.1.0.dist-info"
+    there = site / "juggler-0.2.0.dist-info"
     there.mkdir(parents=True)
-    (there / "METADATA").write_text("Metadata-Version: 2.1\nName: juggler\nVersion: 0.1.0\n")
+    (there / "METADATA").write_text("Metadata-Version: 2.1\nName: juggler\nVersion: 0.2.0\n")
     (there / "direct_url.json").write_text(json.dumps(origin))
     monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
 
@@ -30,7 +30,7 @@ def test_an_editable_checkout_stays_one(tmp_path: Path, monkeypatch: pytest.Monk
     checkout = tmp_path / "my checkout"
     built = checkout / "juggler.egg-info"
     built.mkdir(parents=True)
-    (built / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: juggler\nVersion: 0.1.0\n")
+    (built / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: juggler\nVersion: 0.2.0\n")
     monkeypatch.setattr(sys, "path", [str(checkout)])  # where the command is given, first of all
     url = checkout.as_uri()
     noted(monkeypatch, tmp_path / "site", {"url": url, "dir_info": {"editable": True}})
@@ -69,7 +69,7 @@ def test_it_comes_from_where_juggler_did(
 def test_a_wheel_that_is_still_there_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheel = tmp_path / "juggler-0.1.0-py3-none-any.whl"
+    wheel = tmp_path / "juggler-0.2.0-py3-none-any.whl"
     wheel.touch()
     noted(monkeypatch, tmp_path / "site", {"url": wheel.as_uri(), "archive_info": {}})
     assert installing("certs").endswith(f"pip install '{wheel}[certs]'")

@@ -15,7 +15,7 @@ case "$*" in
   *"index versions"*) exit "$UNREACHABLE" ;;
   *"config list"*) echo "$CONFIGURED"; exit ;;
 esac
-echo "Collecting numpy>=1.26 (from juggler==0.1.0)"
+echo "Collecting numpy>=1.26 (from juggler==0.2.0)"
 echo "  Using cached numpy.whl"
 echo "Installing collected packages: numpy"
 """

@@ -15,6 +15,7 @@ from support.alone import ROOT, copy_of_the_checkout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # pip fetches what it builds with
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TEMPLATES = ["balance.toml", "nim.toml", "cpp/CMakeLists.txt", "cpp/simulator.cc", "cpp/nim.cc"]
 TEMPLATES += ["node/package.json", "node/simulator.js", "node/nim.js"]
 FOR_OTHERS = {f"examples/simulators/{name}" for name in TEMPLATES}
@@ -37,8 +38,8 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     classifiers = about.get_all("Classifier") or []
     versions = {each.rpartition(" ")[2] for each in classifiers if ":: 3." in each}
     assert versions == {"3.11", "3.12", "3.13", "3.14"}, "the tested ones"
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(about.get_all("Provides-Extra") or []) == extras["optional-dependencies"].keys()
+    assert about["Version"] == PROJECT["version"]
+    assert set(about.get_all("Provides-Extra") or []) == PROJECT["optional-dependencies"].keys()
 
 
 @pytest.mark.long
@@ -46,7 +47,7 @@ def test_the_wheel_has_the_whole_package_and_what_other_languages_need_where_it_
     wheel: Path,
 ) -> None:
     files = set(zipfile.ZipFile(wheel).namelist())
-    share = "juggler-0.1.0.data/data/share/juggler"
+    share = f"juggler-{PROJECT['version']}.data/data/share/juggler"
     assert len(FOR_OTHERS) > 10
     assert {f"{share}/{name}" for name in FOR_OTHERS} <= files
     assert {"juggler/py.typed", "juggler/driver/configs/cartpole.toml"} <= PACKAGE

@@ -168,7 +168,7 @@ def test_passes_are_whole_numbers_above_0(make_batch: MakeBatch, name: str, valu
 
 def test_an_argument_that_no_update_has_is_named(make_batch: MakeBatch) -> None:
     learner: Any = make("ppo")
-    with pytest.raises(TypeError, match="'epochs' is no argument: there"):
+    with pytest.raises(TypeError, match="'epochs' is not an argument: known"):
         learner.update_from_episodes([make_batch()], epochs=2)
     assert learner.updates == 0
 

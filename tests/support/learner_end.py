@@ -17,7 +17,7 @@ import numpy as np
 from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_refused
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver, EpisodeSender
-from juggler.runtime.streams.sharing import MemorySocket
+from juggler.runtime.streams.memory_socket import MemorySocket
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 

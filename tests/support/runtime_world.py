@@ -43,7 +43,7 @@ from juggler.runtime.actors.attachment import AttachError, Contact
 from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox, WorkerLeft
 from juggler.runtime.actors.worker import CommandLoop
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
-from juggler.runtime.streams.weights import Weights
+from juggler.runtime.streams.weights_stream import Weights
 from juggler.runtime.wire.v1 import attach_pb2, spaces_pb2, training_pb2
 from support.simulation import (
     BY_PROCESS,
@@ -136,10 +136,10 @@ class RuntimeWorld:
         if history.learners > 1:
             self.hub.lose_after("learner", PEER_SILENCE_SECONDS)
         self._worker_events = WorkerEvents(self.parts)
-        upkeep = SimpleNamespace(at_steps=lambda: None)
+        periodic_work = SimpleNamespace(at_steps=lambda: None)
         nothing = cast(Any, None)
         self._loop = Loop(
-            self.parts, self._worker_events, self._mailbox, cast(Any, upkeep), nothing
+            self.parts, self._worker_events, self._mailbox, cast(Any, periodic_work), nothing
         )
         self.core = self.parts.core
         self._watch_books()

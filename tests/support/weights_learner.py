@@ -20,8 +20,8 @@ from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.host_weights import Meeting
-from juggler.runtime.streams.sharing import MemorySocket
-from juggler.runtime.streams.weights import (
+from juggler.runtime.streams.memory_socket import MemorySocket
+from juggler.runtime.streams.weights_stream import (
     SUBSCRIBE_METHOD,
     Weights,
     WeightsPublisher,

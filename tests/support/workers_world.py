@@ -144,9 +144,9 @@ class WorkersWorld:
             return False
 
         file = SimpleNamespace(write_line=keep, taken=False)
-        upkeep = PeriodicWork(self.parts, cast(Any, file), [], lambda: None)
+        periodic_work = PeriodicWork(self.parts, cast(Any, file), [], lambda: None)
         nothing = cast(Any, None)  # no watcher
-        self._loop = Loop(self.parts, self.worker_events, Mailbox(), upkeep, nothing)
+        self._loop = Loop(self.parts, self.worker_events, Mailbox(), periodic_work, nothing)
         self.core = next(iter(self.parts.core.modules.values()))
         self.runner = self.join("envrunner")
         self.get_ready(self.runner)

@@ -393,7 +393,7 @@ class SnapshotWritten:
 
     @property
     def place(self) -> str:
-        """Return its absolute path."""
+        """Absolute path of the checkpoint; "" without one."""
         return str(self.path.resolve()) if self.path else ""
 
 

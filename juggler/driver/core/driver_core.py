@@ -167,7 +167,8 @@ class DriverCore:
             self._admission.has_room(runner)
 
     def module(self, module_id: str) -> ModuleCore:
-        """
+        """Return a module that the run trains.
+
         Raises:
             ValueError: the run does not have it.
         """

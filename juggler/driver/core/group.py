@@ -91,7 +91,7 @@ class Group:
         self._have_met = self._have_met or generation == self.generation
 
     def release(self, learner: GroupMember) -> None:
-        """Let a learner leave, by `part` if it is a member."""
+        """Remove a waiting learner, or mark a member, which leaves later."""
         if self.joiners.pop(learner.worker.worker_id, None) is None:
             learner.leaves = True
 

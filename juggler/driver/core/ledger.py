@@ -81,7 +81,7 @@ class Ledger:
         self.requested: dict[int, OpenBatch] = {}  # not reported yet
         self.held: dict[int, OpenBatch] = {}  # waiting at its learner
         self.updating: dict[int, OpenBatch] = {}  # in an issued update
-        # Closed because their runner died; a learner may still have got one.
+        # Closed because their runner died; a learner may have received some.
         self.unreported: dict[int, OpenBatch] = {}
         self.sampled = 0
         self.trained = 0

@@ -81,12 +81,12 @@ class ModuleCore:
 
     @property
     def generation(self) -> int:
-        """Of the learner group."""
+        """Generation of the learner group."""
         return self._group.generation
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The learner group by rank."""
+        """Learners of the group, by rank."""
         return tuple(self._group.members)
 
     @property

@@ -361,7 +361,8 @@ register_builder = _classes.register
 
 
 def make_builder(name: object, options: Mapping[str, Any]) -> LeagueBuilder:
-    """
+    """Make the builder of a league.
+
     Args:
         name: as `find_builder` takes it.
         options: the builder's keys.

@@ -27,7 +27,8 @@ _NOTHING = 1e-10
 
 
 def find_weighting(weighting: Weighting, key: str = "weighting") -> Callable[[float], float]:
-    """
+    """Return the weighting of this name.
+
     Args:
         weighting: name or function.
         key: key of the configuration, for errors.

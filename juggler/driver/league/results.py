@@ -78,7 +78,7 @@ class Payoffs:
         _book(self.pairs, player, other, result, self._decay)
 
     def book_kinds(self, kind: str, other: str, result: int) -> None:
-        """Count one result between players of these kinds."""
+        """Book one result between players of these kinds."""
         _book(self.kinds, kind, other, result, decay=1.0)
 
     def book_match(self, player: str, side_return: float, length: int) -> None:
@@ -95,7 +95,7 @@ class Payoffs:
         self.means.pop(player, None)
 
     def games(self, player: str, other: str) -> int:
-        """Return the number of all games of the two."""
+        """Return how many games the two have played."""
         pair = self._pair(player, other)
         return pair.games if pair else 0
 
@@ -166,7 +166,8 @@ class LeagueResults:
         self._roster, self._payoffs, self.random = roster, payoffs, random
 
     def player(self, player_id: str) -> Player:
-        """
+        """Return a player of the league.
+
         Raises:
             ValueError: the league has no such player, or has retired it.
         """

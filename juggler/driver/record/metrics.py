@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from juggler.driver.record.workers import WorkerRecords
+from juggler.driver.record.worker_records import WorkerRecords
 from juggler.envrunner.agent_returns import AgentReturns
 from juggler.envrunner.info_numbers import InfoNumber
 from juggler.runtime.actors.requests import Histogram

@@ -84,7 +84,7 @@ class Video:
         return open_plain(path)
 
     def to_json(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the video as JSON data."""
         return {"id": self.video_id, "name": self.name, "written": self.written, "size": self.size}
 
 
@@ -330,7 +330,7 @@ class WatchedRun:
             }
 
     def detail(self) -> dict[str, Any]:
-        """All else."""
+        """Return everything that the page shows except the curves."""
         with self._lock:
             self._read_events()
             summary, _ = last_summary(self._run_dir)

@@ -165,9 +165,8 @@ class ConnectorState:
     def __init__(self, state: State | None = None) -> None:
         self.merged: State = state or {}
         self._waiting: dict[tuple[str, int], State] = {}  # deltas by EnvRunner and batch id
-        self._sent_to: dict[
-            Worker, int
-        ] = {}  # number of the last announcement that each EnvRunner has
+        # Number of the last announcement that each EnvRunner has
+        self._sent_to: dict[Worker, int] = {}
         self._news, self._content = 0, b""
         self._samples = 0.0  # samples in the last announcement
         self.announce()

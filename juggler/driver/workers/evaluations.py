@@ -142,7 +142,7 @@ class _Playing:
             self.cut += sum(length >= most for length in done.episode_lengths)
 
 
-class Evaluations:
+class PeriodicEvaluations:
     """Evaluates the weights from time to time.
 
     A checkpoint is written for each evaluation, and set aside while the evaluators play it: so the

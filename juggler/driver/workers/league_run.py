@@ -602,9 +602,9 @@ class LeagueMatches:
 
 _MOST_SHOWN = 32  # maximum number of players in a line of metrics
 _MOST_KINDS = 64
-_MOST_IN_EQUILIBRIA = (
-    128  # players: with more it takes seconds, during which the driver does nothing else
-)
+#: Maximum number of players in an equilibrium. With more it takes seconds, during which the driver
+#: does nothing else.
+_MOST_IN_EQUILIBRIA = 128
 _SHARE = 0.02  # maximum share of the driver's time for ratings
 
 

@@ -50,9 +50,8 @@ class LocalWorkers:
         self._token = token
         self._own_code = own_code
         self._down: set[str] = set()
-        self._dismissed: set[str] = (
-            set()
-        )  # workers that leave, or have left, because fewer are wanted
+        # Workers that leave, or have left, because fewer are wanted
+        self._dismissed: set[str] = set()
         self._worker_ids: set[str] = set()
         self._shares = False  # whether this uses the shared forkserver
         self._gateway: GatewayAddress | None = None

@@ -54,9 +54,7 @@ class AroundCore(LearnerCore[AroundState], ABC):
     """Part of the core's name, and its branch in checkpoints."""
 
     def __init__(self, inner: LearnerCore[Any]) -> None:
-        """Args:
-        inner: learns from the changed samples.
-        """
+        """Wrap a core, which learns from the changed samples."""
         self.inner = inner
         self.name = f"{inner.name} with {self.kind}"
         self.config, self.trains_on = inner.config, inner.trains_on

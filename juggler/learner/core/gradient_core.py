@@ -103,7 +103,9 @@ class GradientCore(LearnerCore[TrainState], ABC):
     """Whether this core runs within `torch.func.vmap`, as a member of a population."""
 
     def __init__(self, make_module: MakeModule, config: LearnerConfig) -> None:
-        """Args:
+        """Make a module to check it, and keep its structure.
+
+        Args:
             make_module: makes the module with newly drawn parameters.
             config: the hyper-parameters.
 

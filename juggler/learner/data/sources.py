@@ -128,10 +128,7 @@ class CircularBuffer(DataSource):
     """
 
     def __init__(self, batches: int, uses: int) -> None:
-        """Args:
-        batches: N.
-        uses: K.
-        """
+        """Keep N = `batches` samples, for K = `uses` uses each."""
         self._samples: deque[Columns] = deque(maxlen=batches)
         self._uses_at_age = [0] * batches
         for use in range(uses):

@@ -39,7 +39,7 @@ PIECE_BYTES = 1 << 20  # of a message: the next learner adds one while another i
 _END_SECONDS = 1.0
 
 
-class Inbox:
+class RingInbox:
     """Messages from the previous learner in the ring."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class RingServer:
     def __init__(self, why_refused: Callable[[CallMetadata], str | None]) -> None:
         self._why_refused = why_refused
         self._changed = threading.Condition()
-        self._inboxes: dict[bytes, Inbox] = {}
+        self._inboxes: dict[bytes, RingInbox] = {}
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler for a server."""
@@ -105,10 +105,10 @@ class RingServer:
         ring = grpc.stream_stream_rpc_method_handler(self._ring)
         return grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: ring})
 
-    def expect(self, name: bytes) -> Inbox:
+    def expect(self, name: bytes) -> RingInbox:
         """Accept one stream with this name."""
         with self._changed:
-            inbox = self._inboxes[name] = Inbox()
+            inbox = self._inboxes[name] = RingInbox()
             self._changed.notify_all()
         return inbox
 
@@ -139,11 +139,11 @@ class RingServer:
             inbox.end()
         yield from ()
 
-    def _inbox_of(self, name: object, context: grpc.ServicerContext) -> Inbox | None:
+    def _inbox_of(self, name: object, context: grpc.ServicerContext) -> RingInbox | None:
         """Wait until this learner expects a stream; return its inbox, or None."""
         deadline = time.monotonic() + COLLECTIVE_SECONDS
 
-        def found() -> Inbox | None:
+        def found() -> RingInbox | None:
             return self._inboxes.get(name) if isinstance(name, bytes) else None
 
         with self._changed:

@@ -49,7 +49,9 @@ class FlatModule:
     """
 
     def __init__(self, module: RLModule, training_pass: TrainingPass) -> None:
-        """Args:
+        """Take the structure of a module.
+
+        Args:
             module: the module.
             training_pass: computes its training passes.
 

@@ -45,7 +45,7 @@ from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.modules.import_by_name import given_or_named
 from juggler.runtime.streams.shared_memory import memory_file
-from juggler.runtime.streams.weights import WeightsPublisher
+from juggler.runtime.streams.weights_stream import WeightsPublisher
 from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_from_message
@@ -330,7 +330,7 @@ class HostedModule:
         metrics: Mapping[str, float],
         seconds: Mapping[str, float],
     ) -> None:
-        """Complete a reply."""
+        """Add metrics, version and counters to a reply."""
         # Also while a replay fills, before any update.
         done.replay.update(self.learner.data.books())
         if metrics:

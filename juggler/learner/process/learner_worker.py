@@ -45,9 +45,9 @@ from juggler.runtime.actors.resources import allow_many_open_files, keep_freed_m
 from juggler.runtime.actors.worker import CommandLoop, Inbox, attach_and_run, from_json
 from juggler.runtime.near_matches import nearest
 from juggler.runtime.streams.episodes import PUSH_METHOD, BatchFrame, EpisodeReceiver
+from juggler.runtime.streams.memory_socket import MemorySocket
 from juggler.runtime.streams.shared_directory import learner_socket
-from juggler.runtime.streams.sharing import MemorySocket
-from juggler.runtime.streams.weights import SUBSCRIBE_METHOD, WeightsPublisher
+from juggler.runtime.streams.weights_stream import SUBSCRIBE_METHOD, WeightsPublisher
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
@@ -370,7 +370,8 @@ class LearnerServer:
     """
 
     def __init__(self, program: LearnerProgram) -> None:
-        """
+        """Start to listen.
+
         Raises:
             EndpointError: this process cannot listen at its address.
         """

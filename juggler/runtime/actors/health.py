@@ -80,10 +80,8 @@ READINESS = "readiness"
 MOST_ASKING = 64
 
 _MOST_BYTES = 4096  # of a request, which is a name
-_CROWDED = (
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.CANCELLED,
-)  # when `Strangers` ends a call
+#: Codes with which `Strangers` ends a call.
+_CROWDED = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED
 _PAUSE_SECONDS = 0.05  # before asking again
 
 _Status = health_pb2.HealthCheckResponse
@@ -199,7 +197,7 @@ class AsyncHealth(_Statuses):
         server.add_generic_rpc_handlers((_handlers(self._check, self._watch),))
 
     def ready(self, is_ready: bool) -> None:
-        """Set whether the services are ready; needs a server."""
+        """Set whether the services are ready, after `add_to`."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._turn, is_ready)
 

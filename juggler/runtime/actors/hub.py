@@ -286,11 +286,9 @@ class HubSettings:
     token: str = field(default="", repr=False)
     tls: Tls | None = None  # of this host; the Unix socket never has TLS
     heartbeat_seconds: float = 1.0
-    silence_seconds: float = 10.0  # seconds without any message after which a worker is lost
+    silence_seconds: float = 10.0  # without any message, then a worker is lost
     silence_of: Mapping[str, float] = field(default_factory=dict)  # overrides for some roles
-    hang_seconds: float = (
-        120.0  # seconds without progress of the main loop after which a worker is lost
-    )
+    hang_seconds: float = 120.0  # without progress of the main loop, then a worker is lost
     max_workers: int = 4096
     most_of: Mapping[str, int] = field(default_factory=dict)  # workers by role; no entry: no limit
     services: tuple[Service, ...] = ()  # further services of its server

@@ -87,7 +87,7 @@ def weights_in(tree: Mapping[str, Any], *, acting: bool = False) -> Weights:
 
 
 def acting_arrays(unit: Mapping[str, Any]) -> dict[str, Any]:
-    """Return acting parameters and buffers in a parameter group's state.
+    """Return parameters and buffers for acting, from a module's training state.
 
     Raises:
         KeyError: there are none.

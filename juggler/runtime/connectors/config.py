@@ -128,7 +128,7 @@ def _index(pieces: Sequence[Piece], where: object) -> int:
     names = [piece.name for piece in pieces]
     if found:
         which = ", ".join(repr(names[index]) for index in found)
-        raise ValueError(f"{len(found)} connectors are {wanted!r}: name one of {which}")
+        raise ValueError(f"{len(found)} connectors are {wanted!r}: use one of the names {which}")
     short = wanted.rpartition(":")[2]
     raise ValueError(f"the pipeline has no connector {short!r}{nearest(short, names)}")
 
@@ -145,7 +145,7 @@ def _apply(pieces: list[Piece], entry: object) -> None:
     match placing:
         case {"remove": where}:
             if rest:
-                raise ValueError(f"'remove' is alone in its table, not with {sorted(rest)}")
+                raise ValueError(f"a table with 'remove' has no other keys, not {sorted(rest)}")
             del pieces[_index(pieces, where)]
             return
         case {"before": where}:
@@ -251,7 +251,7 @@ class ConnectorsConfig:
         for key in fields(self):
             if not isinstance(getattr(self, key.name), list):
                 raise ValueError(
-                    f"connectors.{key.name} must be a list of pieces, not "
+                    f"connectors.{key.name} must be a list of connectors, not "
                     f"{getattr(self, key.name)!r}"
                 )
         for place in PLACES:

@@ -172,9 +172,10 @@ def _channel_axis(shape: tuple[int, ...]) -> int:
 
 
 def _stacked_box(box: spaces.Box, k: int, channels: int) -> spaces.Box:
+    # Bounds are stacked like the frames.
     low, high = (
         _folded(np.repeat(bound[None], k, 0), 0, channels) for bound in (box.low, box.high)
-    )  # as its stack
+    )
     return spaces.Box(low, high, dtype=box.dtype.type)
 
 

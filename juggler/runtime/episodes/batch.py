@@ -450,9 +450,7 @@ def _batch(given: dict[str, Any], names: list[str], remembers: bool) -> EpisodeB
         given["final_rows"] = given["final_steps"] = np.zeros(0, np.int32)  # [K = 0]
     # Labels belong to given segments, and would not fit others.
     if _SEGMENTS[0] not in given:
-        given = {
-            name: x for name, x in given.items() if name not in _LABELS
-        }  # labels of other segments
+        given = {name: x for name, x in given.items() if name not in _LABELS}
         given.update(_segments(given["live"], given["terminated"], given["truncated"]))
     for name in (*_FINALS[1:], *_SEGMENTS):
         given[name] = _indices(name, given[name])

@@ -206,7 +206,8 @@ class NamedClasses(Generic[Named]):
         self._given: dict[str, type[Named]] = {}
 
     def find(self, name: object) -> type[Named]:
-        """
+        """Find a class by its name.
+
         Args:
             name: of a shipped class, or "package.module:Class", which is imported here.
 

@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
+from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from juggler.runtime.modules.columns import (
@@ -55,8 +54,8 @@ class Catalog:
 
     def __init__(
         self,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
+        observation_space: Space[Any],
+        action_space: Space[Any],
         model_config: Mapping[str, Any],
     ) -> None:
         """Raise ValueError for a wrong key or value of model_config."""
@@ -79,7 +78,7 @@ class Catalog:
             OBSERVATIONS: without_mask(self.observation_space),
             CRITIC_OBSERVATIONS: self.config.critic_space,
         }
-        return build_encoder(gymnasium.spaces.Dict(seen), self.config)
+        return build_encoder(spaces.Dict(seen), self.config)
 
     def build_core(self, features: int) -> nn.Module | None:
         """Build a recurrent core like `RecurrentCore`; None: no state."""
@@ -134,8 +133,8 @@ class ActorCritic(Remembering):
 
     def __init__(
         self,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
+        observation_space: Space[Any],
+        action_space: Space[Any],
         model_config: Mapping[str, Any],
         catalog: Catalog | None = None,
     ) -> None:
@@ -200,25 +199,19 @@ _NEEDED = {"squash": True, "free_log_std": False, "shared_value_layers": False}
 
 
 class TwinCritics(nn.ModuleList):
-    """Two networks for values of Box or Discrete actions.
+    """Two networks for values of a module's Box or Discrete actions.
 
     They see Box actions alongside observations. Encoders are the default module's.
     """
 
-    def __init__(
-        self,
-        observation_space: gymnasium.Space[Any],
-        action_space: spaces.Box | spaces.Discrete,
-        model_config: Mapping[str, Any],
-    ) -> None:
-        if isinstance(action_space, spaces.Discrete):
-            seen: gymnasium.Space[Any] = observation_space
-            values = int(action_space.n)
+    def __init__(self, module: RLModule) -> None:
+        seen, values = module.observation_space, 1
+        if isinstance(module.action_space, spaces.Discrete):
+            values = int(module.action_space.n)
         else:
-            actions = spaces.Box(-1, 1, (int(np.prod(action_space.shape)),), np.float32)
-            seen = spaces.Dict({OBSERVATIONS: without_mask(observation_space), ACTIONS: actions})
-            values = 1
-        catalog = Catalog(seen, action_space, model_config)
+            actions = spaces.Box(-1, 1, (math.prod(module.action_space.shape or ()),), np.float32)
+            seen = spaces.Dict({OBSERVATIONS: without_mask(seen), ACTIONS: actions})
+        catalog = Catalog(seen, module.action_space, module.model_config)
         super().__init__(Critic(catalog, values) for _ in range(2))
 
     def of(self, batch: Batch, module: RLModule) -> dict[str, Any]:
@@ -252,9 +245,7 @@ class Critic(nn.Module):
         return values
 
 
-def must_see_actions(
-    name: str, action_space: gymnasium.Space[Any], model_config: Mapping[str, Any]
-) -> None:
+def must_see_actions(name: str, action_space: Space[Any], model_config: Mapping[str, Any]) -> None:
     """Raise ValueError if a custom encoder cannot see Box actions."""
     encoder = model_config.get("encoder", "auto")
     if isinstance(action_space, spaces.Box) and (callable(encoder) or ":" in str(encoder)):
@@ -266,7 +257,7 @@ def must_see_actions(
 
 
 def model_for_critics(
-    name: str, action_space: gymnasium.Space[Any], model_config: Mapping[str, Any]
+    name: str, action_space: Space[Any], model_config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the keys of `model` for a policy alongside these critics.
 
@@ -316,8 +307,8 @@ class SoftActorCritic(RLModule):
 
     def __init__(
         self,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
+        observation_space: Space[Any],
+        action_space: Space[Any],
         model_config: Mapping[str, Any],
     ) -> None:
         model_config = model_for_critics(type(self).__name__, action_space, model_config)
@@ -331,7 +322,7 @@ class SoftActorCritic(RLModule):
         distribution = self.action_distribution()
         self.policy_head = catalog.build_policy_head(feature_size(self.encoder), distribution)
         self._log_std = len(distribution.log_std_inputs)  # number of inputs at the end
-        self.critics = TwinCritics(observation_space, action_space, model_config)
+        self.critics = TwinCritics(self)
         self.log_temperature = nn.Parameter(torch.zeros(()))  # []
 
     def _forward(self, batch: Batch) -> dict[str, Any]:
@@ -370,8 +361,8 @@ class DeterministicActorCritic(RLModule):
 
     def __init__(
         self,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
+        observation_space: Space[Any],
+        action_space: Space[Any],
         model_config: Mapping[str, Any],
     ) -> None:
         name = type(self).__name__
@@ -384,7 +375,7 @@ class DeterministicActorCritic(RLModule):
         size = self._distribution.noise_size
         head = nn.Linear(feature_size(self.encoder), size)
         self.policy_head = initialized(head, catalog.config.initializer, gain=0.01)
-        self.critics = TwinCritics(observation_space, action_space, model_config)
+        self.critics = TwinCritics(self)
         self.register_buffer(EXPLORATION_NOISE, torch.tensor(math.inf))  # []
 
     def action_distribution(self) -> ClippedGaussianSpec:
@@ -400,8 +391,9 @@ class DeterministicActorCritic(RLModule):
         return self.critics.of(batch, self) if ACTIONS in batch else self._forward(batch)
 
 
-def _distribution(name: str, space: gymnasium.Space[Any]) -> ClippedGaussianSpec:
-    """
+def _distribution(name: str, space: Space[Any]) -> ClippedGaussianSpec:
+    """Return the distribution of actions with clipped noise.
+
     Args:
         name: of the module's class.
         space: of its actions.
@@ -434,8 +426,8 @@ class ImplicitActorCritic(ActorCritic):
 
     def __init__(
         self,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
+        observation_space: Space[Any],
+        action_space: Space[Any],
         model_config: Mapping[str, Any],
     ) -> None:
         if not isinstance(action_space, spaces.Box | spaces.Discrete):
@@ -444,7 +436,7 @@ class ImplicitActorCritic(ActorCritic):
             )
         must_see_actions(type(self).__name__, action_space, model_config)
         super().__init__(observation_space, action_space, model_config)
-        self.critics = TwinCritics(observation_space, action_space, model_config)
+        self.critics = TwinCritics(self)
         self.training_only = (*self.training_only, "critics")
 
     def _forward_train(self, batch: Batch) -> dict[str, Any]:
@@ -484,12 +476,12 @@ class QNetwork(Remembering):
 
     def __init__(
         self,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
+        observation_space: Space[Any],
+        action_space: Space[Any],
         model_config: Mapping[str, Any],
     ) -> None:
         super().__init__(observation_space, action_space, model_config)
-        if not isinstance(action_space, gymnasium.spaces.Discrete):
+        if not isinstance(action_space, spaces.Discrete):
             raise UnsupportedSpace(
                 f"{type(self).__name__} acts in Discrete spaces, and not in {action_space}"
             )

@@ -37,7 +37,7 @@ Sizes: TypeAlias = "dict[str, tuple[int, str]]"
 
 
 class SpecError(ValueError):
-    """A value does not match its spec; names key and expectation."""
+    """A value does not match its spec; the message names its key."""
 
 
 class TensorSpec:

@@ -14,8 +14,8 @@ from juggler.runtime.actors.calls import CallEnd, ClientStream
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.actors.tls import Tls
+from juggler.runtime.streams.memory_socket import ClientEnd, MemorySocket, ServerEnd
 from juggler.runtime.streams.shared_memory import SharedMemoryReader, SharedMemoryWriter
-from juggler.runtime.streams.sharing import ClientEnd, MemorySocket, ServerEnd
 from juggler.runtime.wire.chunks import Piece
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame

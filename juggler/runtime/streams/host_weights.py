@@ -34,6 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from juggler.runtime.actors.endpoints import EndpointError
+from juggler.runtime.streams.memory_socket import MemorySocket, connect, memory_path
 from juggler.runtime.streams.shared_directory import shared_address, users_address
 from juggler.runtime.streams.shared_memory import (
     OFFER,
@@ -42,7 +43,6 @@ from juggler.runtime.streams.shared_memory import (
     map_file,
     receive,
 )
-from juggler.runtime.streams.sharing import MemorySocket, connect, memory_path
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame
 from juggler.runtime.wire.v1 import episodes_pb2
@@ -174,7 +174,7 @@ class _WeightsReader:
 
 
 class CannotRelay(Exception):
-    """Weights cannot be relayed from this process; has the reason."""
+    """This process cannot relay weights; the message has the reason."""
 
 
 class _NameTaken(OSError):

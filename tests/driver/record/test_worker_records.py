@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from juggler.driver.record.workers import MOST_GONE, WorkerRecords
+from juggler.driver.record.worker_records import MOST_GONE, WorkerRecords
 from juggler.runtime.actors.hub import Worker, WorkerLeft
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.episodes.version import Version
@@ -98,7 +98,7 @@ def test_who_is_here_and_who_is_started_again_is_never_forgotten() -> None:
 
 def test_rates_are_over_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("juggler.driver.record.workers.time.monotonic", lambda: now)
+    monkeypatch.setattr("juggler.driver.record.worker_records.time.monotonic", lambda: now)
     records, _ = _records()
     for _ in range(30):
         records.mark()

@@ -71,16 +71,16 @@ def test_an_envrunner_that_brings_nothing_is_named_once(world: World) -> None:
 
 
 def test_it_is_named_with_a_line_of_metrics_also_where_nothing_is_trained_on(world: World) -> None:
-    upkeep = PeriodicWork(world.parts, cast(Any, None), [], lambda: None)
-    upkeep.standstill = world.standstill
-    upkeep.write_line = lambda: {}  # type: ignore[method-assign]
-    upkeep._intervals = cast(Any, SimpleNamespace(due=lambda: ["line"]))
+    periodic_work = PeriodicWork(world.parts, cast(Any, None), [], lambda: None)
+    periodic_work.standstill = world.standstill
+    periodic_work.write_line = lambda: {}  # type: ignore[method-assign]
+    periodic_work._intervals = cast(Any, SimpleNamespace(due=lambda: ["line"]))
     world.parts.local = cast(Any, SimpleNamespace(directory_is_gone=lambda: ""))
-    upkeep.on_intervals()
+    periodic_work.on_intervals()
     assert not [text for text in world.told.messages if "has sent none" in text]
     world.now += SECONDS
-    upkeep.on_intervals()
-    upkeep.on_intervals()
+    periodic_work.on_intervals()
+    periodic_work.on_intervals()
     (text,) = [text for text in world.told.messages if "has sent none for 7 s" in text]
     assert "Are its environments slow, or stuck?" in text
 

@@ -13,7 +13,7 @@ from support.batches import MakeBatch
 from torch import Tensor
 
 from juggler.learner.data.collate import collate
-from juggler.learner.data.replay.memory import bytes_of_step
+from juggler.learner.data.replay.column_storage import bytes_of_step
 from juggler.learner.data.replay.replay import MixInReplay
 from juggler.learner.data.replay.table import (
     episodes_of_rows,

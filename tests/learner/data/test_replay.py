@@ -118,7 +118,7 @@ def test_rows_that_fit_on_disk_alone_are_kept_there(tmp_path: Path) -> None:
 def test_rows_on_disk_that_no_checkpoint_could_hold_are_told_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("juggler.learner.data.replay.memory.usable_memory", lambda: 10_000)
+    monkeypatch.setattr("juggler.learner.data.replay.column_storage.usable_memory", lambda: 10_000)
     wide = {"number": torch.zeros(4, 100)}  # 400 bytes each
     keys: dict[str, Any] = {"capacity": 30, "directory": str(tmp_path)}
     with pytest.raises(ValueError, match=r"two copies .* save_replay = false"):
@@ -131,7 +131,9 @@ def test_rows_that_have_no_room_on_a_device_are_told_at_once(
 ) -> None:
     rows = {"number": torch.zeros(4, 100, device="meta")}  # 400 bytes each
     assert make(capacity=10**12).expect(rows) == 0, "torch does not say how much is free there"
-    monkeypatch.setattr("juggler.learner.data.replay.memory.memory_of", lambda device: 10_000)
+    monkeypatch.setattr(
+        "juggler.learner.data.replay.column_storage.memory_of", lambda device: 10_000
+    )
     assert make(capacity=25).expect(rows) == 0, "none of it is memory of the host"
     told = r"replay_capacity = 26: .* and 0.0 GB of the memory of meta are free. Set it to 22 or"
     with pytest.raises(ValueError, match=told):
@@ -369,7 +371,7 @@ def test_a_restore_copies_rows_once_and_does_not_ask_for_memory_that_they_had(
     one, other = make(capacity=40, seed=3), make(capacity=40, seed=4)
     list(one.add(numbered(0, rows)))
     state = one.state()
-    monkeypatch.setattr("juggler.learner.data.replay.memory.usable_memory", lambda: 10)
+    monkeypatch.setattr("juggler.learner.data.replay.column_storage.usable_memory", lambda: 10)
     monkeypatch.setattr("juggler.learner.data.replay.table._BYTES_AT_ONCE", 50)
     other.restore(state, CPU)
     columns = flatten(state["modules"]["default"]["table"]["columns"])

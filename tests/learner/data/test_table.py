@@ -19,8 +19,8 @@ from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.sequences import all_observations, rows_of_transitions, transitions
 from juggler.learner.data.collate import collate
-from juggler.learner.data.replay import memory
-from juggler.learner.data.replay.memory import bytes_of_step
+from juggler.learner.data.replay import column_storage
+from juggler.learner.data.replay.column_storage import bytes_of_step
 from juggler.learner.data.replay.replay import MixInReplay, Replay
 from juggler.learner.data.replay.table import (
     EpisodeTable,
@@ -75,7 +75,7 @@ def test_half_a_row_is_never_drawn(alpha: float, monkeypatch: pytest.MonkeyPatch
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("juggler.learner.data.replay.memory.ColumnStorage.write", failing)
+        patch.setattr("juggler.learner.data.replay.column_storage.ColumnStorage.write", failing)
         with pytest.raises(MemoryError):
             table.insert(dict(numbered(4, 2)))
     assert table.size == 0
@@ -180,7 +180,7 @@ def test_a_table_that_lacks_memory_for_longer_rows_has_none_and_goes_on(
 ) -> None:
     table = table_of(9 * 3, EpisodeTable)
     table.insert(rows_of(make_batch, 0, ends=0.0))
-    made, calls = memory.ColumnStorage.__init__, count(1)
+    made, calls = column_storage.ColumnStorage.__init__, count(1)
 
     def lacking(*given: Any) -> None:
         if next(calls) == failing:
@@ -189,7 +189,7 @@ def test_a_table_that_lacks_memory_for_longer_rows_has_none_and_goes_on(
 
     longer = rows_of(make_batch, 1, steps=9, ends=0.9, reset_rows=False)
     with monkeypatch.context() as patch:
-        patch.setattr(memory.ColumnStorage, "__init__", lacking)
+        patch.setattr(column_storage.ColumnStorage, "__init__", lacking)
         with pytest.raises(MemoryError):
             table.insert(longer)
     assert (table.size, table.unused_rows) == (0, 3)
@@ -204,10 +204,10 @@ def test_rows_are_gone_if_there_is_no_room_on_disk_for_wider_ones(
     table.insert(rows_of(make_batch, 0, ends=0.0))
 
     def full(*_: Any) -> Any:
-        raise memory.no_room_on_disk(str(tmp_path), 1e9, "full")
+        raise column_storage.no_room_on_disk(str(tmp_path), 1e9, "full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "_on_disk", full)
+        patch.setattr(column_storage, "_on_disk", full)
         wider = rows_of(make_batch, 1, steps=steps, ends=0.9, reset_rows=False)
         with pytest.raises(ValueError, match="there is no room"):
             table.insert(wider)

@@ -28,7 +28,7 @@ from juggler.learner.process.overlap import (
     is_asynchronous,
 )
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams.weights import WeightsPublisher
+from juggler.runtime.streams.weights_stream import WeightsPublisher
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CONFIGS = {

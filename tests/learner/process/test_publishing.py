@@ -38,8 +38,8 @@ from juggler.learner.process.learner_worker import LearnerServer
 from juggler.learner.process.overlap import PendingMetrics, Publishing, SideStream
 from juggler.runtime.actors.attachment import Contact
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.streams.memory_socket import connect, memory_path
 from juggler.runtime.streams.shared_directory import learner_socket
-from juggler.runtime.streams.sharing import connect, memory_path
 from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import training_pb2
 

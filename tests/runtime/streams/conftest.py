@@ -18,7 +18,7 @@ from juggler.runtime.actors.credentials import call_metadata
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import BatchFrame
 from juggler.runtime.streams.host_weights import Meeting
-from juggler.runtime.streams.weights import WeightsSubscription
+from juggler.runtime.streams.weights_stream import WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 
 

@@ -21,7 +21,7 @@ from juggler.runtime.actors.attachment import Contact
 from juggler.runtime.actors.endpoints import bind, dial
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import PUSH_METHOD
-from juggler.runtime.streams.weights import WeightsSubscription
+from juggler.runtime.streams.weights_stream import WeightsSubscription
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import training_pb2
 

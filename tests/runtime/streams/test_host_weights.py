@@ -29,7 +29,7 @@ from support.weights_learner import (
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.host_weights import Meeting, RelayConnection, WeightsRelay
 from juggler.runtime.streams.shared_memory import FrozenFrame
-from juggler.runtime.streams.weights import WeightsSubscription
+from juggler.runtime.streams.weights_stream import WeightsSubscription
 from juggler.runtime.wire.frames import Frame, encode_frame
 from juggler.runtime.wire.v1 import episodes_pb2
 

@@ -22,14 +22,14 @@ from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams import shared_directory
 from juggler.runtime.streams.host_weights import Meeting
+from juggler.runtime.streams.memory_socket import MemorySocket, connect, memory_path
 from juggler.runtime.streams.shared_directory import learner_socket, shared_address
-from juggler.runtime.streams.sharing import MemorySocket, connect, memory_path
 
 pytestmark = pytest.mark.usefixtures("everything_is_large")
 
 A_LISTENER = """
 import signal
-from juggler.runtime.streams.sharing import MemorySocket
+from juggler.runtime.streams.memory_socket import MemorySocket
 from juggler.runtime.streams.shared_directory import shared_address
 held = MemorySocket(shared_address("of a process that is killed"))
 print("listens", flush=True)

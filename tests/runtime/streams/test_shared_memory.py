@@ -20,14 +20,14 @@ from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
 from support.sharing import FURTHER, SIZE, begin_to_share, mapped, open_memories, send_each, soon
 
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.streams import shared_memory, sharing
+from juggler.runtime.streams import memory_socket, shared_memory
+from juggler.runtime.streams.memory_socket import MemorySocket, memory_path
 from juggler.runtime.streams.shared_memory import (
     MOST_SLOTS,
     SharedMemory,
     SharedMemoryReader,
     least_bytes,
 )
-from juggler.runtime.streams.sharing import MemorySocket, memory_path
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.trees import flatten
 
@@ -269,7 +269,7 @@ def test_a_learner_that_cannot_map_gets_bytes(
 ) -> None:
     learner.memory.close()  # and another process listens there, and does not answer the probe
     taken: SimpleQueue[socket.socket] = SimpleQueue()
-    monkeypatch.setattr(sharing.secrets, "token_hex", lambda size: "known")
+    monkeypatch.setattr(memory_socket.secrets, "token_hex", lambda size: "known")
     listener = MemorySocket(learner.address)
     listener.expect("known", taken.put)
     sender = senders.open(learner.address)

@@ -20,7 +20,7 @@ from support.processes import eventually
 
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.runtime.actors.hub import Mailbox
-from juggler.runtime.streams import sharing
+from juggler.runtime.streams import memory_socket
 from juggler.runtime.streams.host_weights import Meeting, WeightsRelay
 
 A_RELAY_THAT_FORKS = """
@@ -89,8 +89,8 @@ def test_a_relay_makes_the_directory_anew_that_the_last_one_removed_meanwhile(
             left.append(directory)
         return listen(*args)
 
-    listen = sharing.listen
-    monkeypatch.setattr(sharing, "listen", leaving)
+    listen = memory_socket.listen
+    monkeypatch.setattr(memory_socket, "listen", leaving)
     relay = _relay(Meeting("secret"))
     assert left
     relay.close()

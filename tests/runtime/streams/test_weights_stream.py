@@ -29,8 +29,8 @@ from support.weights_learner import (
 
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams import weights as weights_module
-from juggler.runtime.streams.weights import SUBSCRIBE_METHOD, WeightsSubscription
+from juggler.runtime.streams import weights_stream
+from juggler.runtime.streams.weights_stream import SUBSCRIBE_METHOD, WeightsSubscription
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
@@ -72,7 +72,7 @@ def test_a_version_is_serialized_once_for_all_and_not_at_all_for_nobody(
 
         return taken()
 
-    monkeypatch.setattr(weights_module, "encode_frame", encode)
+    monkeypatch.setattr(weights_stream, "encode_frame", encode)
     server.publish(1, 1)
     last = server.publish(1, 2)
     subscriptions = [subscribe() for _ in range(3)]

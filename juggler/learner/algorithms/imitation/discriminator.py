@@ -266,10 +266,7 @@ class Normalized(nn.Module):
     """Numbers of a Box, clipped and normalized by the demonstrations' statistics."""
 
     def __init__(self, box: spaces.Box, demonstrated: Tensor) -> None:
-        """Args:
-        box: space of the numbers.
-        demonstrated: [M, ...].
-        """
+        """Take the statistics of demonstrated numbers [M, ...] of a Box."""
         super().__init__()
         self.low: Tensor
         self.high: Tensor

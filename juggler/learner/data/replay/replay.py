@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from juggler.learner.data.replay.memory import (
+from juggler.learner.data.replay.column_storage import (
     ReplayLimits,
     any_leaf,
     bytes_of_step,

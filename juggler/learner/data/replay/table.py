@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from juggler.learner.data.replay.memory import ColumnStorage, any_leaf, count_of, unlike
+from juggler.learner.data.replay.column_storage import ColumnStorage, any_leaf, count_of, unlike
 from juggler.learner.data.sources import Columns
 from juggler.runtime.connectors.contexts import FRAMES
 from juggler.runtime.connectors.leaves import at, replaced
@@ -371,7 +371,7 @@ class ReplayTable:
         return _in_order(self.generations[: self.size])
 
     def state(self) -> dict[str, Tree]:
-        """Return all rows as host arrays, and their selection's state."""
+        """Return all rows as host arrays, and the state of the draws."""
         slots, size = self.oldest_first(), self.size  # [size]
         table: dict[str, Tree] = {
             "columns": self._columns.first(size) if self._columns and size else {},

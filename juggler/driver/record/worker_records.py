@@ -80,9 +80,8 @@ class WorkerRecords:
         self.by_id: dict[str, WorkerRecord] = {}
         self.updates = 0
         self.last_restart = ""
-        self._gone: dict[
-            str, WorkerRecord
-        ] = {}  # records in `by_id` of workers that left, oldest first
+        # Records in `by_id` of workers that left, oldest first
+        self._gone: dict[str, WorkerRecord] = {}
         self._forgotten: dict[str, WorkerRecord] = {}  # totals of deleted records, by role
         self._forgotten_restarts = 0
         self._newest = Version(0, 0)

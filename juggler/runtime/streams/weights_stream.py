@@ -28,6 +28,7 @@ from juggler.runtime.streams.host_weights import (
     WeightsFrame,
     WeightsRelay,
 )
+from juggler.runtime.streams.memory_socket import ClientEnd, MemorySocket, ServerEnd
 from juggler.runtime.streams.shared_memory import (
     FrozenFrame,
     SharedMemory,
@@ -35,7 +36,6 @@ from juggler.runtime.streams.shared_memory import (
     SharedMemoryWriter,
     least_bytes,
 )
-from juggler.runtime.streams.sharing import ClientEnd, MemorySocket, ServerEnd
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, encode_frame, lay_out
 from juggler.runtime.wire.layouts import Limits

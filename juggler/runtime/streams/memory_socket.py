@@ -3,8 +3,7 @@
 A client chooses a token and sends it in the metadata of its call. The learner has a second socket
 next to its gRPC socket. A process that connects to it and sends the token of an open call is the
 other end of that call. Only processes of the same user may connect: directory and socket are
-private to this user. Either end may be the
-`SharedMemoryReader` or the `SharedMemoryWriter`.
+private to this user. Either end may be the `SharedMemoryReader` or the `SharedMemoryWriter`.
 """
 
 from __future__ import annotations
@@ -87,7 +86,9 @@ class MemorySocket:
     """Listens alongside a gRPC server, and passes connections to their calls."""
 
     def __init__(self, *addresses: str) -> None:
-        """Args:
+        """Start to listen.
+
+        Args:
             addresses: of the gRPC server, "unix:path"; or in a shared directory.
 
         Raises:
@@ -104,9 +105,8 @@ class MemorySocket:
         # Forked processes have to close it: they would keep accepting connections.
         _open.add(self)
         self._lock = threading.Lock()
-        self._expected: dict[
-            str, tuple[Take, bool]
-        ] = {}  # by token; and whether only for one connection
+        # By token; and whether only for one connection
+        self._expected: dict[str, tuple[Take, bool]] = {}
         self._closed = False
         self._threads = [
             threading.Thread(target=self._run, args=(each,), name="memory-socket", daemon=True)
