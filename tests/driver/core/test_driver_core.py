@@ -521,6 +521,6 @@ def test_the_first_synchronous_turn_waits_for_every_modules_learners() -> None:
 
 
 def test_every_round_of_a_synchronous_turn_is_for_all_modules() -> None:
-    """Otherwise steps of the agents of a module with enough are lost, uncounted."""
+    """Otherwise steps of a module with enough would be lost, uncounted."""
     core = make_two(red={"batch_size": 50}, synchronous=True)
     assert modules_by_round(join_two(core)) == [BOTH, BOTH]
