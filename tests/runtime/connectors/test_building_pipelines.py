@@ -209,3 +209,10 @@ def test_the_options_of_built_ins_are_those_of_their_classes(name) -> None:
     cls = found(BUILT_IN[name].path, "connector")
     _, _, *options = inspect.signature(cls).parameters
     assert tuple(options) == BUILT_IN[name].options
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"discounted_returns"}))
+def test_the_texts_of_the_pipelines_list_each_connector_with_its_options(name: str) -> None:
+    options = ", ".join(BUILT_IN[name].options)
+    listed = f"{name} ({options})" if options else name
+    assert listed in " ".join(inspect.getsource(ConnectorsConfig).split())
