@@ -158,13 +158,13 @@ def _is_back(contact: Contact) -> bool:
     # Only a connection is tried: the driver may be a minute from accepting workers.
     logged = time.monotonic()
     log.info(f"waiting up to {contact.reattach_seconds:.0f} s for a driver at {driver}")
-    for _ in attempts(contact.reattach_seconds):
+    for left in attempts(contact.reattach_seconds):
         try:
             socket.create_connection(split_address(driver), timeout=5.0).close()
         except OSError as error:
             if time.monotonic() - logged > _LINE_SECONDS:
                 logged = time.monotonic()
-                log.info(f"no driver at {driver} yet ({error})")
+                log.info(f"no driver at {driver} yet ({error}): waiting {left:.0f} s more")
         else:
             return True
     log.error(f"no driver came back within {contact.reattach_seconds:.0f} s")

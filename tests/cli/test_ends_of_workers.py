@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -179,6 +181,52 @@ def test_a_command_that_is_interrupted_says_so_without_a_traceback(
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "juggler evaluate: interrupted, left at once\n"
+
+
+#: Interrupted when it imports its first module of this name.
+_INTERRUPTED_IMPORT = """
+import sys
+from juggler.cli import command_line
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == interrupted:
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupts())
+_, interrupted, *words = sys.argv
+sys.argv = ["juggler", *words]
+command_line()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("juggler.runtime.near_matches", "trian"),
+        ("juggler.runtime.actors.processes", "worker learner"),
+        ("juggler.cli.worker", "learner"),
+        ("tyro", "status runs/demo"),
+    ],
+)
+def test_an_interrupted_import_leaves_no_traceback(module: str, command: str) -> None:
+    words = [sys.executable, "-c", _INTERRUPTED_IMPORT, module, *command.split()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE)
+    assert done.returncode == 130
+    assert re.fullmatch("(juggler .*: interrupted, left at once\n)?", done.stderr)
+
+
+@pytest.mark.slow
+def test_nothing_slow_is_imported_before_an_interruption_is_handled() -> None:
+    program = (
+        "import sys; before = {*sys.modules}; import juggler.cli; print({*sys.modules} - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    found = ast.literal_eval(done.stdout)
+    assert {each for each in found if each.startswith("juggler")} == {"juggler", "juggler.cli"}
+    assert not found & {"typing", "re", "multiprocessing", "contextlib", "numpy"}
 
 
 @pytest.mark.long
