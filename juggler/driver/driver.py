@@ -324,8 +324,8 @@ class Driver:
             callbacks=how.callbacks,
         )
         # These know all parts, so they come last.
-        status = StatusReader(self._run_id, parts, journal)
         self._upkeep = upkeep = PeriodicWork(parts, directory, self._bound, self._announce)
+        status = StatusReader(self._run_id, parts, journal, lambda: upkeep.newest_line)
         self._loop = Loop(parts, WorkerEvents(parts), self._mailbox, upkeep, status)
         self._ending = Shutdown(parts, self._loop, upkeep, directory)
 

@@ -31,7 +31,7 @@ from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import LeagueState
 from juggler.driver.league.ratings import elo
 from juggler.driver.league.results import Payoffs
-from juggler.driver.monitoring import ask_status, to_plain
+from juggler.driver.monitoring import ask_status
 from juggler.driver.record.http_server import HttpServer
 from juggler.driver.record.progress import EVENTS_FILE
 from juggler.driver.record.run_directory import (
@@ -407,8 +407,8 @@ class WatchedRun:
                 return None
             if self._channel is None:
                 self._channel = dial(address)
-            status = to_plain(ask_status(self._channel, _ANSWER_SECONDS))
-            del status["log_messages"]  # these are events
+            status = ask_status(self._channel, _ANSWER_SECONDS)
+            del status["log_messages"], status["metrics"]  # these are read from files
             self._status = status
         except (RunDirectoryError, grpc.RpcError):
             self._disconnect()
