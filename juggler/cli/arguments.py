@@ -160,6 +160,8 @@ def _from_json(arguments: list[str]) -> dict[str, Any]:
 
 #: Environment variable of a program that replaces a worker: the former incarnation.
 PREDECESSOR: Final = "JUGGLER_PREDECESSOR"
+#: Time for a driver to answer a worker that has not lost one.
+_FIRST_ANSWER_SECONDS: Final = 60.0
 #: A line break that ends neither a paragraph nor an item of a list.
 _WITHIN: Final = re.compile(r"(?<!\n)\n(?!\n|- )")
 
@@ -213,9 +215,6 @@ class WorkerArguments(AccessArguments):
     index: int = -1
     """Index of this worker within its role. -1: the driver chooses."""
 
-    timeout: float = 60.0
-    """Seconds to wait for the driver's first answer."""
-
     reattach_seconds: float = 600.0
     """Seconds to wait for a lost driver or its successor, and to retry a driver that has no room.
     0: leave at once."""
@@ -237,13 +236,15 @@ class WorkerArguments(AccessArguments):
             ValueError: the token or the directory for TLS cannot be used.
         """
         # Also false for NaN, with which gRPC would fail much later.
-        if not (self.timeout >= 0 and self.reattach_seconds >= 0):
-            raise ValueError("--timeout and --reattach-seconds must be at least 0")
+        if not self.reattach_seconds >= 0:
+            raise ValueError("--reattach-seconds must be at least 0")
+        predecessor = os.environ.pop(PREDECESSOR, "")
+        timeout = self.reattach_seconds if predecessor else _FIRST_ANSWER_SECONDS
         address = self.driver
         log = WorkerLog(role, self.log_format)
         # A run that has not started yet has no directory.
         if Path(address).is_dir() or (":" not in address and os.sep in address):
-            address = find_driver_from_elsewhere(Path(address), self.timeout, log.info)
+            address = find_driver_from_elsewhere(Path(address), timeout, log.info)
         split_address(address)
         shared_directory()
         tls = read_tls(self.tls)
@@ -256,10 +257,10 @@ class WorkerArguments(AccessArguments):
             index=self.index,
             token=read_token(self.token_file, tls),
             tls=tls,
-            timeout=self.timeout,
+            timeout=timeout,
             health=health,
             reattach_seconds=self.reattach_seconds,
-            predecessor=os.environ.pop(PREDECESSOR, ""),
+            predecessor=predecessor,
             log=log,
         )
 

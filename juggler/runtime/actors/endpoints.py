@@ -19,7 +19,7 @@ from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES
 PROTOCOL_VERSION = 8
 
 _LOOK_SECONDS = 0.5
-_REPORT_SECONDS = 5.0
+_REPORT_SECONDS, _MOST_REPORTS = 5.0, 20
 
 _SIZES = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -263,7 +263,7 @@ def wait_until_ready(
 ) -> None:
     """Wait until a channel is connected.
 
-    `report` is called with a line every few seconds.
+    `report` is called with a line every few seconds, and more seldom in a long wait.
 
     Raises:
         EndpointError: no server answered within `timeout` seconds, or TLS keeps failing.
@@ -281,7 +281,7 @@ def wait_until_ready(
                 raise EndpointError(refused) from None
             # On a busy host, the second connection may get no answer.
             refused = found or refused
-            if time.monotonic() - reported_at >= _REPORT_SECONDS:
+            if time.monotonic() - reported_at >= max(_REPORT_SECONDS, timeout / _MOST_REPORTS):
                 reported_at = time.monotonic()
                 why = _why_no_connection(address)
                 what = "" if why else refused

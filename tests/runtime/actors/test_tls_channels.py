@@ -89,6 +89,7 @@ def test_a_refusal_is_logged_also_when_a_busy_host_shows_it_only_now_and_then(
     monkeypatch.setattr(endpoints, "why_not_secure", lambda *_: next(found))
     monkeypatch.setattr(endpoints, "_LOOK_SECONDS", 0.05)
     monkeypatch.setattr(endpoints, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(endpoints, "_MOST_REPORTS", 1000)
     # Accepts connections, and never answers.
     with socket.create_server(("127.0.0.1", 0), backlog=1000) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
