@@ -162,6 +162,12 @@ def _from_json(arguments: list[str]) -> dict[str, Any]:
 PREDECESSOR: Final = "JUGGLER_PREDECESSOR"
 #: Time for a driver to answer a worker that has not lost one.
 _FIRST_ANSWER_SECONDS: Final = 60.0
+#: Options of earlier versions, with what to do instead.
+_RETIRED: Final = {
+    "--days": "certificates are valid for a year: replace the files of --tls before it ends",
+    "--log": "leave it out; in Python, juggler.plot(...).figure has the axes",
+    "--timeout": "a worker waits 60 s for its first driver, or --reattach-seconds for another one",
+}
 #: A line break that ends neither a paragraph nor an item of a list.
 _WITHIN: Final = re.compile(r"(?<!\n)\n(?!\n|- )")
 
@@ -289,6 +295,9 @@ def parse(
     file. Without `checked`, invalid values are read as None.
     """
     options: dict[str, Any] = {} if default is None else {"default": default}
+    for option in {each.partition("=")[0] for each in arguments} & _RETIRED.keys():
+        if _key(option) not in {each.name for each in fields(kind)}:  # type: ignore[arg-type]
+            raise ConfigError(f"{option}: {_RETIRED[option]}")
     # `from` is a keyword of Python, so the field has another name.
     arguments = [re.sub(r"^--from(?=$|=)", "--from-checkpoint", each) for each in arguments]
     arguments = _with_a_table_for_the_league(arguments)
