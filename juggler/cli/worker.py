@@ -126,7 +126,7 @@ _ROLES: Final = {
 
 
 def work(contact: Contact, main: Callable[[], None]) -> int:
-    """Work until the run ends, or start over if the driver is lost.
+    """Work until the run ends; start over if the driver is lost.
 
     The new program waits for a driver, and inherits only a learner's state. Returns 0, a command's
     status.

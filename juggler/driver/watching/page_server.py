@@ -151,9 +151,8 @@ def league_matrix(checkpoint: Path, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rate(payoffs: Payoffs, player: str, other: str) -> float | None:
-    wins, draws, losses = payoffs.counts(player, other) if player != other else (0.0, 0.0, 0.0)
-    played = wins + draws + losses
-    return round((wins + draws / 2) / played, 4) if played else None
+    points, played = payoffs.points(player, [other])
+    return round(points / played, 4) if played else None
 
 
 #: Above this number, every second point is removed.
