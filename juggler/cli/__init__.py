@@ -157,18 +157,17 @@ def _run(argv: Sequence[str] | None) -> int:
 def _carry_out(arguments: Sequence[str]) -> int:
     """Import and call the function of a command."""
     module, _, function = COMMANDS[arguments[0]][0].partition(":")
-    if not _begins_a_run(arguments):
+    if begins := _begins_a_run(arguments):
+        from juggler.runtime.actors import processes
+
+        # The forkserver imports torch, while this process imports the command.
+        processes.share_forkserver()
+    try:
         status: int = getattr(importlib.import_module(module), function)(arguments[1:])
         return status
-    from juggler.runtime.actors.processes import release_forkserver, share_forkserver
-
-    # The forkserver imports torch, while this process imports the command.
-    share_forkserver()
-    try:
-        status = getattr(importlib.import_module(module), function)(arguments[1:])
-        return status
     finally:
-        release_forkserver()
+        if begins:
+            processes.release_forkserver()
 
 
 def _words(arguments: Sequence[str]) -> list[str]:
