@@ -103,7 +103,7 @@ FAULTS = [
     Fault(HUB, "if stuck > self._settings.hang_seconds:", "if False:", "a worker that hangs is never lost"),
     Fault(SUPERVISOR, "2.0 ** min(deaths - 1, 64)", "2.0 ** min(deaths, 64)", "the first delay is doubled"),
     Fault(SUPERVISOR, "self.failures >= self.policy.quarantine_after", "self.failures > self.policy.quarantine_after", "one life too many"),
-    Fault(SUPERVISOR, "if self.has_run_long_enough(now) or (killed and self.uses):", "if self.has_run_long_enough(now):", "a killed worker counts as failed"),
+    Fault(SUPERVISOR, "if self.has_run_long_enough(now) or (exitcode in _KILLED and self.uses):", "if self.has_run_long_enough(now):", "a killed worker counts as failed"),
     Fault(WORKER, "                if stop.failure:\n                    raise FailedOnRequest(stop.failure)\n", "", "a failure that the driver names is not raised"),
     # Weights and batches on their way.
     Fault(WEIGHTS, "weights.version > self._newest.version", "True", "readers go back to older weights"),

@@ -76,9 +76,9 @@ class Observer:
         while (now := time.monotonic()) < began + seconds:
             status = self.look()
             if status is not None:
-                if status.updates != updates:
+                if (trained := _trained(status)) != updates:
                     pause, last_update = max(pause, now - last_update), now
-                    updates = status.updates
+                    updates = trained
                 if good(status):
                     return now - began, pause
             time.sleep(LOOK_SECONDS)
@@ -114,6 +114,11 @@ class Observer:
 def _worker(status: status_pb2.RunStatus | None, worker_id: str) -> status_pb2.WorkerStatus:
     assert status is not None
     return next(each for each in status.workers if each.worker_id == worker_id)
+
+
+def _trained(status: status_pb2.RunStatus) -> int:
+    """Steps that learners trained on, which grow with each update."""
+    return sum(each.steps for each in status.workers if each.role == "learner")
 
 
 @contextlib.contextmanager
@@ -178,7 +183,7 @@ def driver(times: int) -> list[tuple[float, float]]:
             run.process.wait()
             began = time.monotonic()
             place.start("train", "--resume", "run")
-            first, _ = observer.until(lambda status: status.updates > 0)
+            first, _ = observer.until(lambda status: _trained(status) > 0)
             observer.until(lambda status: sum(1 for each in status.workers if each.steps) == 3)
             found.append((first, time.monotonic() - began))
     return found
@@ -212,12 +217,12 @@ def _cut(network: Network, observer: Observer) -> tuple[float, float]:
     last, updates = began, -1
     while time.monotonic() < began + 5:
         status = observer.look()
-        if status is not None and status.updates != updates:
-            last, updates = time.monotonic(), status.updates
+        if status is not None and (trained := _trained(status)) != updates:
+            last, updates = time.monotonic(), trained
         time.sleep(LOOK_SECONDS)
     before = {each.worker_id: each.steps for each in observer.look().workers}  # type: ignore[union-attr]
     network.heal()
-    observer.until(lambda status: status.updates > updates)
+    observer.until(lambda status: _trained(status) > updates)
     pause = time.monotonic() - last
     observer.until(
         lambda status: all(each.steps > before[each.worker_id] for each in status.workers)
@@ -253,7 +258,7 @@ def _rate(observer: Observer, seconds: float) -> float:
     for wait in (seconds, 0.0):
         status = observer.look()
         assert status is not None
-        counted.append((time.monotonic(), status.steps.trained))
+        counted.append((time.monotonic(), _trained(status)))
         time.sleep(wait)
     (begin, before), (end, after) = counted
     return (after - before) / (end - begin)

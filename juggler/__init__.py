@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
-from typing import TYPE_CHECKING, Any, cast
 
+TYPE_CHECKING = False  # without an import, which a command would wait for
 if TYPE_CHECKING:
+    import typing
+
     from juggler.cli.plot import Picture as Picture
     from juggler.cli.plot import plot as plot
     from juggler.driver.callbacks import Callback as Callback
@@ -179,21 +180,6 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # connection is not made or is lost. GRPC_VERBOSITY=debug brings them back.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-# Imported when first asked for: the driver process must not pay for torch, nor a user of the wire
-# for the driver. The imports above are read, so that each name stands here once.
-_PUBLIC = dict(
-    sorted(
-        (name, module)
-        for module, name in re.findall(
-            r"^    from (\S+) import (?:\(\s+)?(\w+) as",
-            cast(Any, __spec__).loader.get_source(__name__),  # in an archive, too
-            re.MULTILINE,
-        )
-    )
-)
-__all__ = list(_PUBLIC)
-
-
 #: Names of earlier releases, with what to use instead.
 _RETIRED = {
     "BehaviourPolicy": "use juggler.Actor, which acts for rows of environments",
@@ -201,15 +187,34 @@ _RETIRED = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+def __getattr__(name: str) -> typing.Any:
+    public = _public()
+    if name in ("_PUBLIC", "__all__"):
+        return globals()[name]
+    if name not in public:
         instead = f": {_RETIRED[name]}" if name in _RETIRED else ""
         raise AttributeError(f"module 'juggler' has no attribute {name!r}{instead}")
-    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    # Only now: the driver process must not pay for torch, nor a user of the wire for the driver.
+    value = getattr(importlib.import_module(public[name]), name)
     globals()[name] = value
     return value
 
 
+def _public() -> dict[str, str]:
+    """Return the module of each public name, and set `__all__`."""
+    if "_PUBLIC" not in globals():
+        import re
+
+        # The imports above are read, so that each name stands there once.
+        loader: typing.Any = __spec__ and __spec__.loader
+        source = loader.get_source(__name__)  # in an archive, too
+        found = re.findall(r"^    from (\S+) import (?:\(\s+)?(\w+) as", source, re.MULTILINE)
+        globals()["_PUBLIC"] = dict(sorted((name, module) for module, name in found))
+        globals()["__all__"] = list(globals()["_PUBLIC"])
+    public: dict[str, str] = globals()["_PUBLIC"]
+    return public
+
+
 def __dir__() -> list[str]:
     rooms = [name for name in globals() if f"{__name__}.{name}" in sys.modules]
-    return sorted([*rooms, *_PUBLIC])
+    return sorted([*rooms, *_public()])

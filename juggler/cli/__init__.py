@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import NoReturn
 
-from juggler.runtime.near_matches import closest
+# Ctrl-C cannot be handled before `command_line` runs, so nothing slow is imported here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
 
 #: When this process began, by the monotonic clock.
 STARTED = time.monotonic()
@@ -64,16 +65,19 @@ def command_line() -> NoReturn:
 
     Workers, whose streams have threads, exit like local ones.
     """
-    _reset_inherited_state()
-    if sys.platform != "linux" or _words(sys.argv[1:])[:1] != ["worker"]:
-        sys.exit(main())
-    from juggler.runtime.actors.processes import leave
-
+    code: int | str | None
     try:
-        code: int | str | None = main()
+        _reset_inherited_state()
+        code = main()
     except SystemExit as error:
         code = error.code
-    leave(code)
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    if sys.platform == "linux" and _words(sys.argv[1:])[:1] == ["worker"]:
+        from juggler.runtime.actors.processes import leave
+
+        leave(code)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,9 +130,11 @@ def _run(argv: Sequence[str] | None) -> int:
 
         print(f"juggler {version('juggler')}")
         return 0
-    name = arguments[0]
-    arguments = _words(arguments)
+    # Messages have the word that was given, also if it is an alias.
+    name, arguments = arguments[0], _words(arguments)
     if arguments[0] not in COMMANDS:
+        from juggler.runtime.near_matches import closest
+
         near = _OTHER_WORDS.get(name) or closest(name, [*COMMANDS, *ALIASES])
         hint = f"Did you mean 'juggler {near}'?" if near else ""
         print(f"juggler: there is no command {name!r}. {hint}\n\n{_usage()}", file=sys.stderr)
@@ -140,15 +146,28 @@ def _run(argv: Sequence[str] | None) -> int:
         print("juggler: the working directory was deleted: cd to another one", file=sys.stderr)
         return 2
     try:
-        with _forkserver() if _begins_a_run(arguments) else nullcontext():
-            module, _, function = COMMANDS[arguments[0]][0].partition(":")
-            status: int = getattr(importlib.import_module(module), function)(arguments[1:])
+        return _carry_out(arguments)
     except KeyboardInterrupt as interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C has nothing left to end
         if not hasattr(interrupt, "result"):  # otherwise the run ended normally, with a message
             print(f"juggler {name}: interrupted, left at once", file=sys.stderr)
         return 128 + signal.SIGINT
-    return status
+
+
+def _carry_out(arguments: Sequence[str]) -> int:
+    """Import and call the function of a command."""
+    module, _, function = COMMANDS[arguments[0]][0].partition(":")
+    if begins := _begins_a_run(arguments):
+        from juggler.runtime.actors import processes
+
+        # The forkserver imports torch, while this process imports the command.
+        processes.share_forkserver()
+    try:
+        status: int = getattr(importlib.import_module(module), function)(arguments[1:])
+        return status
+    finally:
+        if begins:
+            processes.release_forkserver()
 
 
 def _words(arguments: Sequence[str]) -> list[str]:
@@ -162,18 +181,6 @@ def _begins_a_run(arguments: Sequence[str]) -> bool:
     return arguments[0] == "train" and not any(
         each.partition("=")[0] in others for each in arguments
     )
-
-
-@contextmanager
-def _forkserver() -> Iterator[None]:
-    """Start the forkserver early, to import torch in the background."""
-    from juggler.runtime.actors import processes
-
-    processes.share_forkserver()
-    try:
-        yield
-    finally:
-        processes.release_forkserver()
 
 
 def _usage() -> str:

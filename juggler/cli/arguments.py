@@ -160,6 +160,14 @@ def _from_json(arguments: list[str]) -> dict[str, Any]:
 
 #: Environment variable of a program that replaces a worker: the former incarnation.
 PREDECESSOR: Final = "JUGGLER_PREDECESSOR"
+#: Time for a driver to answer a worker that has not lost one.
+_FIRST_ANSWER_SECONDS: Final = 60.0
+#: Options of earlier versions, with what to do instead.
+_RETIRED: Final = {
+    "--days": "certificates are valid for a year: replace the files of --tls before it ends",
+    "--log": "leave it out; in Python, juggler.plot(...).figure has the axes",
+    "--timeout": "a worker waits 60 s for its first driver, or --reattach-seconds for another one",
+}
 #: A line break that ends neither a paragraph nor an item of a list.
 _WITHIN: Final = re.compile(r"(?<!\n)\n(?!\n|- )")
 
@@ -213,9 +221,6 @@ class WorkerArguments(AccessArguments):
     index: int = -1
     """Index of this worker within its role. -1: the driver chooses."""
 
-    timeout: float = 60.0
-    """Seconds to wait for the driver's first answer."""
-
     reattach_seconds: float = 600.0
     """Seconds to wait for a lost driver or its successor, and to retry a driver that has no room.
     0: leave at once."""
@@ -237,13 +242,15 @@ class WorkerArguments(AccessArguments):
             ValueError: the token or the directory for TLS cannot be used.
         """
         # Also false for NaN, with which gRPC would fail much later.
-        if not (self.timeout >= 0 and self.reattach_seconds >= 0):
-            raise ValueError("--timeout and --reattach-seconds must be at least 0")
+        if not self.reattach_seconds >= 0:
+            raise ValueError("--reattach-seconds must be at least 0")
+        predecessor = os.environ.pop(PREDECESSOR, "")
+        timeout = self.reattach_seconds if predecessor else _FIRST_ANSWER_SECONDS
         address = self.driver
         log = WorkerLog(role, self.log_format)
         # A run that has not started yet has no directory.
         if Path(address).is_dir() or (":" not in address and os.sep in address):
-            address = find_driver_from_elsewhere(Path(address), self.timeout, log.info)
+            address = find_driver_from_elsewhere(Path(address), timeout, log.info)
         split_address(address)
         shared_directory()
         tls = read_tls(self.tls)
@@ -256,10 +263,10 @@ class WorkerArguments(AccessArguments):
             index=self.index,
             token=read_token(self.token_file, tls),
             tls=tls,
-            timeout=self.timeout,
+            timeout=timeout,
             health=health,
             reattach_seconds=self.reattach_seconds,
-            predecessor=os.environ.pop(PREDECESSOR, ""),
+            predecessor=predecessor,
             log=log,
         )
 
@@ -288,6 +295,9 @@ def parse(
     file. Without `checked`, invalid values are read as None.
     """
     options: dict[str, Any] = {} if default is None else {"default": default}
+    for option in {each.partition("=")[0] for each in arguments} & _RETIRED.keys():
+        if _key(option) not in {each.name for each in fields(kind)}:  # type: ignore[arg-type]
+            raise ConfigError(f"{option}: {_RETIRED[option]}")
     # `from` is a keyword of Python, so the field has another name.
     arguments = [re.sub(r"^--from(?=$|=)", "--from-checkpoint", each) for each in arguments]
     arguments = _with_a_table_for_the_league(arguments)

@@ -171,9 +171,6 @@ class CertsArguments:
     """Name or IP address at which the driver or a learner is dialed; repeat for each one. Loopback
     is always included."""
 
-    days: float = 365.0
-    """Validity of the certificate in days."""
-
 
 _OPTIONS: dict[str, type[LaunchArguments]] = {
     "ssh": SshArguments,
@@ -181,7 +178,6 @@ _OPTIONS: dict[str, type[LaunchArguments]] = {
     "swarm": SwarmArguments,
     "kubernetes": KubernetesArguments,
 }
-_MOST_DAYS = 36_500.0
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -267,10 +263,8 @@ def _say(text: str) -> None:
 
 
 def _make(given: CertsArguments) -> int:
-    if not 0 < given.days <= _MOST_DAYS:
-        raise ValueError(f"--days {given.days:g}: must be above 0, and at most {_MOST_DAYS:.0f}")
     try:
-        files = new_certificates(Path(given.directory), given.host, given.days)
+        files = new_certificates(Path(given.directory), given.host)
     except OSError as error:
         why = f"cannot make certificates in {given.directory}: {error.strerror or error}"
         raise LaunchError(why) from error

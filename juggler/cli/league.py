@@ -99,7 +99,7 @@ def win_rate_lines(
 
 def _win_rate(payoffs: Payoffs, player: str, other: str) -> str:
     """Describe how often a player beats another one: "~53%±8"; "-" without games."""
-    points, played = payoffs.points(player, [other] if other != player else [])
+    points, played = payoffs.points(player, [other])
     if not played:
         return "-"
     unsure = "~" if payoffs.games(player, other) < payoffs.min_games else ""
@@ -336,7 +336,7 @@ def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pa
     rates = np.full((len(ids), len(ids)), np.nan)  # [P, P]
     for row, one in enumerate(ids):
         for column, other in enumerate(ids):
-            if one != other and payoffs.games(one, other):
+            if payoffs.games(one, other):
                 rates[row, column] = payoffs.win_rate(one, other)
     # Without pyplot it needs no window system.
     figure = Figure(figsize=(12, 5), layout="constrained")

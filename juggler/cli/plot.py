@@ -66,12 +66,9 @@ class Arguments:
     smooth: int = 1
     """Number of metrics lines in a moving average. Evaluations are not averaged."""
 
-    log: Flag = False
-    """Draw on logarithmic axes, without numbers that are not above 0."""
-
 
 def _plot(given: Arguments) -> int:
-    how = {"together": given.together, "smooth": given.smooth, "log": given.log}
+    how = {"together": given.together, "smooth": given.smooth}
     output = Path(given.output) if given.output else None
     run_dirs = [Path(name) for name in given.run_dirs]
     print(f"plot: {save(run_dirs, output, by=given.by, metrics=given.metric, **how)}")
@@ -102,7 +99,6 @@ def plot(
     together: bool = False,
     metrics: Sequence[str] = (),
     smooth: int = 1,
-    log: bool = False,
 ) -> Picture:
     """Draw runs into one picture, like `juggler plot`.
 
@@ -116,7 +112,6 @@ def plot(
         together: draw the interquartile mean of all runs, with its 95 % interval.
         metrics: draw these instead, such as "policy_loss" or "info/score/mean".
         smooth: number of metrics lines to average over: each line and the lines before it.
-        log: draw on logarithmic axes.
 
     Raises:
         PlotError: a run has no metrics, no metrics by module or agent although `by` needs them, or
@@ -141,7 +136,7 @@ def plot(
         by = "run"
     if by != "run" and grouped:
         raise PlotError(f"the mean of several runs needs returns per run: leave out --by {by}")
-    return Picture(_figure([read_run(*each, smooth) for each in found], by, metrics, log=log))
+    return Picture(_figure([read_run(*each, smooth) for each in found], by, metrics))
 
 
 def save(run_dirs: Sequence[Path], output: Path | None = None, **how: Any) -> Path:
@@ -311,9 +306,7 @@ class _Curve:
             axes.fill_between(mean.x, mean.low, mean.high, color=colour, alpha=0.2, linewidth=0)
 
 
-def _figure(
-    runs: list[RunCurves], by: By = "run", metrics: Sequence[str] = (), *, log: bool = False
-) -> Figure:
+def _figure(runs: list[RunCurves], by: By = "run", metrics: Sequence[str] = ()) -> Figure:
     # Matplotlib takes half a second; without pyplot it needs no window system.
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -329,7 +322,8 @@ def _figure(
         for axes, (y_label, curves) in zip(grid[row], panels.items(), strict=True):
             for curve in curves:
                 curve.draw(axes, key, scale)
-            _set_range(axes, y_label, log=log)
+            if _USUAL.get(y_label, _RETURN) != _RETURN:
+                axes.set_ylim(bottom=0)
             style_axes(axes, x_label, y_label)
     if len(runs) == 1:
         figure.suptitle(runs[0].name, fontweight="bold")
@@ -343,17 +337,6 @@ def _figure(
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     return figure
-
-
-def _set_range(axes: Axes, y_label: str, *, log: bool) -> None:
-    """Set the range of the axis with numbers."""
-    if log:
-        drawn = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines()]
-        if not any((each > 0).any() for each in drawn):
-            raise PlotError(f"--log: {y_label} has no number above 0: leave out --log")
-        axes.set_yscale("log", nonpositive="mask")
-    elif _USUAL.get(y_label, _RETURN) != _RETURN:
-        axes.set_ylim(bottom=0)
 
 
 def style_axes(axes: Axes, x_label: str, y_label: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import tyro
 from rich.console import Console, Group, RenderableType
@@ -29,10 +29,12 @@ from juggler.driver.record.wording import (
     plain,
     quantity,
 )
-from juggler.runtime.wire.v1 import status_pb2
 
 if TYPE_CHECKING:
     from juggler.driver.watching.overview import Overview
+
+#: The status of a run: see `juggler.driver.monitoring.plain_status`.
+Status: TypeAlias = Mapping[str, Any]
 
 #: Directory of runs if none is given.
 DEFAULT: Final = "runs"
@@ -113,8 +115,6 @@ def _console() -> Console:
 
 
 def _show(given: Arguments) -> int:
-    from juggler.driver.monitoring import to_plain
-
     console, statuses = _console(), _statuses(given)
     first = next(statuses)
     is_live = console.is_terminal and not (given.once or given.json)
@@ -122,7 +122,7 @@ def _show(given: Arguments) -> int:
     with suppress(KeyboardInterrupt), live or nullcontext():  # Ctrl-C is the usual way to end it
         for status in [first] if given.once else chain([first], statuses):
             if given.json:
-                print(json.dumps(to_plain(status)), flush=True)
+                print(json.dumps(status), flush=True)
             elif live is not None:
                 live.update(table(status, console.width), refresh=True)
             else:
@@ -131,7 +131,7 @@ def _show(given: Arguments) -> int:
     return 0
 
 
-def _statuses(given: Arguments) -> Iterator[Any]:
+def _statuses(given: Arguments) -> Iterator[Status]:
     """Yield the driver's status, once a second, until it has ended."""
     import grpc
 
@@ -188,7 +188,7 @@ _NARROW = 130  # terminal columns
 _ONLY_WIDE = ("host", "pid", "incarnation", "device", "memory", "last error")
 
 
-def table(status: status_pb2.RunStatus, width: int) -> RenderableType:
+def table(status: Status, width: int) -> RenderableType:
     """Tabulate the most important facts, in a given number of columns."""
     is_wide = width >= _NARROW
     workers = _workers(status, () if is_wide else _ONLY_WIDE)
@@ -196,93 +196,99 @@ def table(status: status_pb2.RunStatus, width: int) -> RenderableType:
     return Group(_head(status), _books(status), workers, *errors, *_log_messages(status))
 
 
-def _head(status: status_pb2.RunStatus) -> Text:
-    state = "green" if status.phase == "training" else "yellow"
+def _head(status: Status) -> Text:
+    state = "green" if status["phase"] == "training" else "yellow"
     return Text.assemble(
         ("juggler ", "bold"),
-        f"{plain(status.env)} with {status.algorithm}, run {status.run_id}: ",
-        (plain(status.phase), state),
-        f", {clock(status.wall_seconds)}",
-        (f"  {plain(status.run_dir)}", "dim"),
+        f"{plain(status['env'])} with {status['algorithm']}, run {status['run_id']}: ",
+        (plain(status["phase"]), state),
+        f", {clock(status['metrics'].get('wall_time', 0.0))}",
+        (f"  {plain(status['run_dir'])}", "dim"),
     )
 
 
-def _books(status: status_pb2.RunStatus) -> Table:
-    steps, queues, episodes = status.steps, status.queues, status.episodes
-    version, staleness = status.version, status.staleness
-    consumed = sum(staleness.counts)
-    dropped = ", ".join(f"{quantity(n)} {reason}" for reason, n in sorted(steps.dropped.items()))
-    has_return = episodes.HasField("return_mean")
-    lost = f", {quantity(steps.lost_unreported)} lost unreported" if steps.lost_unreported else ""
-    # The steps balance: what was sampled is the sum of what follows it.
-    rows = {
-        "return": f"{number(episodes.return_mean if has_return else None)} over the last 100 of "
-        f"{episodes.ended:,} episodes",
-        **_returns("modules", {_module(each): each for each in status.modules}),
-        **({"": f"of {LEAGUE_RETURNS}"} if status.HasField("league") and status.modules else {}),
-        **_league(status),
-        **_returns("agents", {agent.agent: agent for agent in status.agents}),
-        "steps": f"{quantity(steps.sampled)} sampled = {quantity(steps.trained)} trained + "
-        f"{quantity(sum(steps.dropped.values()))} dropped + {quantity(steps.in_flight)} in flight; "
-        f"{quantity(status.steps_per_second)} steps/s{lost}",
-        "dropped": dropped or "nothing",
-        "weights": f"generation {version.generation}, update {version.update:,}; staleness "
-        f"{number(staleness.sum / consumed if consumed else None)} on average",
-        "queues": f"{queues.requests_in_flight} requests and {queues.updates_in_flight} updates in "
-        f"flight, {queues.queued_batches} batches ({quantity(queues.queued_steps)} steps) queued",
-        # Present only where simulators dial in.
-        **_simulators(status),
-        # The driver is one process with one loop: if it uses nearly one core, it holds up the run.
-        "driver": f"{clock(status.driver.cpu_seconds)} of CPU, "
-        f"{_memory(status.driver.resident_bytes)}; {status.restarts} restarts",
-    }
+def _books(status: Status) -> Table:
+    line, queues, driver = status["metrics"], status["queues"], status["driver"]
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column()
+    # The driver is one process with one loop: if it uses nearly one core, it holds up the run.
+    rows = {
+        **(_metrics(line) if line else {}),
+        "queues": f"{queues['requests_in_flight']} requests and {queues['updates_in_flight']} "
+        f"updates in flight, {queues['queued_batches']} batches "
+        f"({quantity(queues['queued_steps'])} steps) queued",
+        # Present only where simulators dial in.
+        **_simulators(status),
+        "driver": f"{clock(driver['cpu_seconds'])} of CPU, {_memory(driver['resident_bytes'])}; "
+        f"{line.get('restarts', 0)} restarts",
+    }
     for name, text in rows.items():
         grid.add_row(name, text)
     return grid
 
 
-def _module(module: status_pb2.ModuleStatus) -> str:
-    return f"{module.module_id}{' (not trained)' if module.HasField('steps_played') else ''}"
-
-
-def _league(status: status_pb2.RunStatus) -> dict[str, str]:
-    """Return a row about a league's players, if any."""
-    if not status.HasField("league"):
-        return {}
-    league = status.league
-    ratings = ", ".join(f"{plain(each.player_id)} {each.elo:.0f}" for each in league.learning)
+def _metrics(line: Mapping[str, Any]) -> dict[str, str]:
+    """Return rows about a line of metrics."""
+    dropped = dict(sorted(line["env_steps_dropped"].items()))
+    lost = line["env_steps_lost_unreported"]
+    generation, update = line["weights_version"]
+    modules, league = line.get("by_module", {}), line.get("league")
     return {
-        "league": f"{league.players} players, {league.historical} of them frozen; Elo {ratings}"
+        "return": f"{number(line['episode_return_mean'])} over the last 100 of "
+        f"{line['episodes']:,} episodes",
+        **_returns("modules", {_module(name, each): each for name, each in modules.items()}),
+        **({"": f"of {LEAGUE_RETURNS}"} if league and modules else {}),
+        **_league(league),
+        **_returns("agents", line.get("by_agent", {})),
+        # The steps balance: what was sampled is the sum of what follows it.
+        "steps": f"{quantity(line['env_steps_sampled'])} sampled = "
+        f"{quantity(line['env_steps_trained'])} trained + {quantity(sum(dropped.values()))} "
+        f"dropped + {quantity(line['env_steps_in_flight'])} in flight; "
+        f"{quantity(line['steps_per_second'])} steps/s"
+        + (f", {quantity(lost)} lost unreported" if lost else ""),
+        "dropped": ", ".join(f"{quantity(n)} {reason}" for reason, n in dropped.items())
+        or "nothing",
+        "weights": f"generation {generation}, update {update:,}; staleness "
+        f"{number(line['staleness_mean'])} on average",
     }
 
 
-def _simulators(status: status_pb2.RunStatus) -> dict[str, str]:
+def _module(module_id: str, line: Mapping[str, Any]) -> str:
+    return f"{module_id}{' (not trained)' if 'env_steps_played' in line else ''}"
+
+
+def _league(league: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return a row about a league's players, if any."""
+    if league is None:
+        return {}
+    ratings = [f"{plain(name)} {each['elo']:.0f}" for name, each in league["learning"].items()]
+    return {
+        "league": f"{league['players']} players, {league['historical']} of them frozen; Elo "
+        f"{', '.join(ratings)}"
+    }
+
+
+def _simulators(status: Status) -> dict[str, str]:
     """Return a row about simulators at gateways, if there are any gateways."""
-    shown = [each.simulators for each in status.workers if each.HasField("simulators")]
-    connected = sum(each.connected for each in shown)
-    environments = sum(each.environments for each in shown)
+    shown = [each["simulators"] for each in status["workers"] if each["simulators"]]
+    connected, environments = (
+        sum(each[key] for each in shown) for key in ("connected", "environments")
+    )
     text = f"{connected:,} connected, with {environments:,} environments"
     return {"simulators": text} if shown else {}
 
 
-def _returns(
-    title: str, of: Mapping[str, status_pb2.ModuleStatus | status_pb2.AgentStatus]
-) -> dict[str, str]:
+def _returns(title: str, of: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return a row with each module's or agent's mean return."""
-    means = {
-        plain(name): each.return_mean if each.HasField("return_mean") else None
-        for name, each in of.items()
-    }
+    means = {plain(name): each["episode_return_mean"] for name, each in of.items()}
     return {title: named_returns(means)} if of else {}
 
 
-def _workers(status: status_pb2.RunStatus, left_out: Sequence[str]) -> Table:
-    rows = [_cells(worker) for worker in sorted(status.workers, key=_order)]
+def _workers(status: Status, left_out: Sequence[str]) -> Table:
     found = Table(box=None, padding=(0, 1), header_style="bold")
-    titles = [title for title in _cells(status_pb2.WorkerStatus()) if title not in left_out]
+    rows = [_cells(worker) for worker in sorted(status["workers"], key=_order)]
+    titles = [title for title in (rows[0] if rows else ()) if title not in left_out]
     for title in titles:
         found.add_column(title, no_wrap=title != "last error")
     for row in rows:
@@ -290,55 +296,56 @@ def _workers(status: status_pb2.RunStatus, left_out: Sequence[str]) -> Table:
     return found
 
 
-def _cells(worker: status_pb2.WorkerStatus) -> dict[str, Text | str]:
+def _cells(worker: Mapping[str, Any]) -> dict[str, Text | str]:
     """Return the cells of a worker by title, from left to right."""
-    version, resources = worker.version, worker.resources
+    version, resources = worker["version"], worker["resources"] or {}
     # A worker that has left is silent for good.
-    silent = worker.state in ("ready", "starting") and worker.seconds_silent > _SILENT_SECONDS
-    on_device = f" + {_memory(resources.device_bytes)}" if resources.device_bytes else ""
+    silence, on_device = worker["seconds_silent"], resources.get("device_bytes", 0)
+    silent = worker["state"] in ("ready", "starting") and silence > _SILENT_SECONDS
     return {
-        "worker": worker.worker_id,
-        "state": Text(worker.state, style=_WORKER_STYLES.get(worker.state, "bold red")),
-        "host": plain(worker.host),
-        "pid": str(worker.pid or "-"),
-        "incarnation": plain(worker.incarnation)[:8],
-        "device": plain(worker.device) or "-",
+        "worker": worker["worker_id"],
+        "state": Text(worker["state"], style=_WORKER_STYLES.get(worker["state"], "bold red")),
+        "host": plain(worker["host"]),
+        "pid": str(worker["pid"] or "-"),
+        "incarnation": plain(worker["incarnation"])[:8],
+        "device": plain(worker["device"]) or "-",
         # As the driver writes versions in its messages.
-        "version": f"{version.generation}.{version.update}" if worker.HasField("version") else "-",
-        "steps/s": quantity(worker.steps_per_second),
-        "silent": Text(clock(worker.seconds_silent), style="yellow" if silent else ""),
-        "memory": _memory(resources.resident_bytes) + on_device,
-        "restarts": str(worker.restarts),
+        "version": f"{version['generation']}.{version['update']}" if version else "-",
+        "steps/s": quantity(worker["steps_per_second"]),
+        "silent": Text(clock(silence), style="yellow" if silent else ""),
+        "memory": _memory(resources.get("resident_bytes", 0))
+        + (f" + {_memory(on_device)}" if on_device else ""),
+        "restarts": str(worker["restarts"]),
         "last error": Text(_last_error(worker), style="red"),
     }
 
 
-def _last_error(worker: status_pb2.WorkerStatus) -> str:
-    error = plain(worker.last_error)
-    return f"{clock(worker.seconds_since_error)} ago: {error}" if error else ""
+def _last_error(worker: Mapping[str, Any]) -> str:
+    error = plain(worker["last_error"])
+    return f"{clock(worker['seconds_since_error'])} ago: {error}" if error else ""
 
 
-def _last_errors(status: status_pb2.RunStatus) -> list[Text]:
+def _last_errors(status: Status) -> list[Text]:
     """Return a line for each worker with an error."""
-    workers = sorted(status.workers, key=_order)
-    errors = {worker.worker_id: _last_error(worker) for worker in workers}
+    workers = sorted(status["workers"], key=_order)
+    errors = {worker["worker_id"]: _last_error(worker) for worker in workers}
     return [Text(f"{name}, {error}", style="red") for name, error in errors.items() if error]
 
 
-def _log_messages(status: status_pb2.RunStatus) -> list[Text]:
+def _log_messages(status: Status) -> list[Text]:
     now = time.time()
     return [
         Text(
-            f"{clock(max(0.0, now - each.time))} ago: {each.text}",
-            style=_LEVELS.get(each.level, ""),
+            f"{clock(max(0.0, now - each['time']))} ago: {each['text']}",
+            style=_LEVELS.get(each["level"], ""),
         )
-        for each in status.log_messages[-_SHOWN_MESSAGES:]
+        for each in status["log_messages"][-_SHOWN_MESSAGES:]
     ]
 
 
-def _order(worker: status_pb2.WorkerStatus) -> tuple[str, int]:
-    index = worker.worker_id.rpartition("-")[2]
-    return worker.role, int(index) if index.isdecimal() else -1
+def _order(worker: Mapping[str, Any]) -> tuple[str, int]:
+    index = worker["worker_id"].rpartition("-")[2]
+    return worker["role"], int(index) if index.isdecimal() else -1
 
 
 def _memory(size: int) -> str:

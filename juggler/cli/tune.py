@@ -21,7 +21,12 @@ from juggler.cli.arguments import (
 )
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_files import differing, load_config_and_keys, read_toml
-from juggler.driver.record.run_directory import CONFIG_FILE, to_toml
+from juggler.driver.record.run_directory import (
+    CONFIG_FILE,
+    last_summary,
+    metrics_table,
+    to_toml,
+)
 
 _MIN_SECONDS: Final = 1.0
 _PROBES: Final = 12  # runs, including their starts, that share `--seconds`
@@ -118,13 +123,13 @@ def search(config: RunConfig, given: Collection[str], seconds: float) -> tuple[T
     if config.env_runner.gateway or config.env_runner.dataset:
         what = "simulators dial in" if config.env_runner.gateway else "nothing is sampled"
         raise ConfigError(f"only runs that sample on this host can be timed, but here {what}")
-    ends = time.monotonic() + seconds
+    ends, share = time.monotonic() + seconds, max(seconds / _PROBES, _MIN_SECONDS)
     share_forkserver()
     try:
         _print(f"timing runs of {config.env_runner.env} for about {seconds:g} s")
-        now = best = time_run(config, given, seconds / _PROBES)
+        now = best = time_run(config, given, share)
         if not now.rate:
-            raise ConfigError("the first run made no update in time: give more --seconds")
+            raise ConfigError(f"the first run made no update in {share:.1f} s: give more --seconds")
         # Each key is tuned with the best values of those before it.
         config = now.config  # with the sizes that it chose
         for key in _TRIED:
@@ -136,10 +141,13 @@ def search(config: RunConfig, given: Collection[str], seconds: float) -> tuple[T
                     # Sizes beyond this host's memory or limits raise, and end the search for
                     # this key.
                     other = RunConfig.from_flat({**best.config.flat(), **values})
-                    timed = time_run(other, config.flat(), seconds / _PROBES)
+                    timed = time_run(other, config.flat(), share)
                 except (ConfigError, RunFailed) as error:
                     _print(f"{key} = {values[key]} fails: {error}")
                     break
+                if not timed.rate:
+                    late = f"too slow to measure in {share:.1f} s: give more --seconds"
+                    _print(f"{key} = {values[key]} is {late}")
                 if timed.rate < _GAIN * best.rate:
                     break
                 best = timed
@@ -164,41 +172,49 @@ def _sizes(config: RunConfig, key: str) -> Iterator[dict[str, int]]:
 
 
 def time_run(config: RunConfig, given: Collection[str], seconds: float) -> Timed:
-    """Train for a few seconds, in a directory that is deleted afterwards."""
-    from juggler.driver.driver import StartSettings
+    """Train for a few seconds, in a directory that is deleted afterwards.
+
+    A run whose time is up before its first update has a rate of 0.
+    """
+    from juggler.driver.driver import RunFailed, StartSettings
     from juggler.driver.start_run import start_run
 
     with tempfile.TemporaryDirectory(prefix="juggler-tune-") as directory:
+        run_dir = Path(directory, "run")
         # Only its time ends it, and nothing else takes any of the cores.
         changed: dict[str, object] = {
-            "run_dir": f"{directory}/run",
+            "run_dir": str(run_dir),
             "stop_return": None,
             "stop_steps": None,
-            "stop_seconds": max(seconds, _MIN_SECONDS),
+            "stop_seconds": seconds,
             "evaluation_seconds": 0.0,
             "progress": "off",
             "track": [],
             "web": False,
         }
         own = RunConfig.from_flat({**config.flat(), **changed})
-        result = start_run(own, {*given, *changed}, StartSettings(time.monotonic()))
-        lines = [line for line in result.metrics() if line["env_steps_trained"]]
-        chose = RunConfig.from_flat(read_toml(result.run_dir / CONFIG_FILE))
-    # The sizes that the run chose, without what was changed here.
-    flat = config.flat()
-    unchanged = {key: flat[key] for key in changed}
-    timed = Timed(RunConfig.from_flat({**chose.flat(), **unchanged}), 0.0, 0.0)
+        try:
+            start_run(own, {*given, *changed}, StartSettings(time.monotonic()))
+        except RunFailed:
+            # A run in which nothing went wrong was only too slow for its time.
+            end, _ = last_summary(run_dir)
+            if end.get("reason_for_stop") != "stop_seconds" or end["restarts"]:
+                raise
+        lines = [line for line in metrics_table(run_dir) if line["env_steps_trained"]]
+        chose = RunConfig.from_flat(read_toml(run_dir / CONFIG_FILE))
     if not lines:
-        return timed
+        return Timed(config, 0.0, 0.0)
     first, last = lines[len(lines) // 3], lines[-1]
     if first is last:  # too few lines to leave out the first updates, which are slow
         first = dict.fromkeys(last, 0.0)
     passed = max(last["training_time"] - first["training_time"], 1e-9)
     rate = (last["env_steps_trained"] - first["env_steps_trained"]) / passed
     waited = [each.get("seconds/learner/waiting", 0.0) for each in (first, last)]
-    learners = max(1, last["num_learners"])
-    busy = 1 - (waited[1] - waited[0]) / passed / learners
-    _print(str(timed := Timed(timed.config, rate, min(1.0, max(0.0, busy)))))
+    busy = 1 - (waited[1] - waited[0]) / passed / max(1, last["num_learners"])
+    # The sizes that the run chose, without what was changed here.
+    unchanged = {key: value for key, value in config.flat().items() if key in changed}
+    chosen = RunConfig.from_flat({**chose.flat(), **unchanged})
+    _print(str(timed := Timed(chosen, rate, min(1.0, max(0.0, busy)))))
     return timed
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
@@ -14,9 +12,8 @@ from typing import Final, NoReturn
 from juggler.cli.arguments import PREDECESSOR, Flag, WorkerArguments, command
 from juggler.runtime.actors.attachment import Contact
 from juggler.runtime.actors.endpoints import split_address
-from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.processes import must_end
-from juggler.runtime.actors.worker import DriverLost, attempts, handled_signals
+from juggler.runtime.actors.worker import DriverLost
 from juggler.runtime.near_matches import nearest
 
 _USAGE: Final = """\
@@ -27,7 +24,6 @@ usage: juggler worker ROLE --driver HOST:PORT [OPTIONS]
   evaluator    play whole episodes with the newest weights
 
 juggler worker ROLE --help shows the options. `juggler ROLE` is the same."""
-_LINE_SECONDS: Final = 30.0
 _LEAVE_SECONDS: Final = 20.0  # for finalizers, which may be slow on a busy machine
 
 
@@ -130,52 +126,25 @@ _ROLES: Final = {
 
 
 def work(contact: Contact, main: Callable[[], None]) -> int:
-    """Work until the run ends, or restart if the driver is lost.
+    """Work until the run ends; start over if the driver is lost.
 
-    The new program inherits only a learner's state. Returns 0, a command's status.
+    The new program waits for a driver, and inherits only a learner's state. Returns 0, a command's
+    status.
 
     Raises:
-        DriverLost: no driver came back.
+        DriverLost: the worker does not wait for another driver.
     """
     try:
         main()
         return 0
     except DriverLost as lost:
-        if not contact.reattach_seconds or not _is_back(contact):
+        if not contact.reattach_seconds:
             raise
         os.environ[PREDECESSOR] = lost.incarnation
         _restart()
     except BaseException:
         must_end(_LEAVE_SECONDS)
         raise
-
-
-def _is_back(contact: Contact) -> bool:
-    """Wait until a driver listens at its address again."""
-    driver, log = contact.address, contact.log or WorkerLog("worker")
-    for number in handled_signals():  # nothing is left to finish
-        signal.signal(number, _end)
-    # Only a connection is tried: the driver may be a minute from accepting workers.
-    logged = time.monotonic()
-    log.info(f"waiting up to {contact.reattach_seconds:.0f} s for a driver at {driver}")
-    for _ in attempts(contact.reattach_seconds):
-        try:
-            socket.create_connection(split_address(driver), timeout=5.0).close()
-        except OSError as error:
-            if time.monotonic() - logged > _LINE_SECONDS:
-                logged = time.monotonic()
-                log.info(f"no driver at {driver} yet ({error})")
-        else:
-            return True
-    log.error(f"no driver came back within {contact.reattach_seconds:.0f} s")
-    return False
-
-
-def _end(number: int, _: object) -> NoReturn:
-    """End this process by a signal, even as process 1."""
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-    os._exit(128 + number)
 
 
 def _restart() -> NoReturn:

@@ -21,18 +21,20 @@ from juggler.runtime.near_matches import closest
 
 
 def load_config_and_keys(
-    name: str | Path | None, algorithm: str | None = None
+    name: str | Path | RunConfig | None, algorithm: str | None = None
 ) -> tuple[RunConfig, frozenset[str]]:
     """Load a configuration and the keys it sets; shipped ones set all.
 
     Args:
         name: a file, or the name of a shipped configuration; None: the defaults. "cartpole" with
-            the algorithm "ppo" means cartpole-ppo, if that ships.
+            the algorithm "ppo" means cartpole-ppo, if that ships. A configuration sets all keys.
         algorithm: replaces the configuration's algorithm; None: keeps it.
 
     Raises:
         ConfigError: there is no such configuration, or it has an invalid key or value.
     """
+    if isinstance(name, RunConfig):
+        return name, frozenset(name.flat())
     keys = {} if algorithm is None else {"algorithm": algorithm}
     if name is None:
         return RunConfig.from_flat(keys), frozenset(keys)

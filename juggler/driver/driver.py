@@ -325,9 +325,8 @@ class Driver:
             callbacks=how.callbacks,
         )
         # These know all parts, so they come last.
-        status = StatusReader(self._run_id, parts, journal)
-        periodic = PeriodicWork(parts, directory, self._bound, self._announce)
-        self._periodic_work = periodic
+        self._periodic_work = periodic = PeriodicWork(parts, directory, self._bound, self._announce)
+        status = StatusReader(self._run_id, parts, journal, lambda: periodic.newest_line)
         self._loop = Loop(parts, WorkerEvents(parts), self._mailbox, periodic, status)
         self._ending = Shutdown(parts, self._loop, periodic, directory)
 

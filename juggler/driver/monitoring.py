@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -96,7 +97,7 @@ class MonitoringServices:
 
                 served = serve_metrics(
                     self._options.metrics_bind,
-                    lambda: self.question().result(ANSWER_SECONDS),
+                    lambda: plain_status(self.question().result(ANSWER_SECONDS)),
                     token=self._options.token,
                     tls=self._options.tls,
                     insecure=self._options.insecure,
@@ -174,18 +175,26 @@ class _Reflection:
         add_reflection(server, (_ATTACH_SERVICE, _STATUS_SERVICE, health.SERVICE_NAME))
 
 
-def ask_status(channel: grpc.Channel, seconds: float, token: str = "") -> status_pb2.RunStatus:
-    """Ask a driver for its run's status.
+def ask_status(channel: grpc.Channel, seconds: float, token: str = "") -> dict[str, Any]:
+    """Ask a driver for its run's status; see `plain_status`.
 
     Args:
         token: of the run; "": no token, as on the driver's Unix socket.
     """
     method: Any = channel.unary_unary(STATUS_METHOD)
     answer: bytes = method(b"", timeout=seconds, metadata=bearer(token))
-    return status_pb2.RunStatus.FromString(answer)
+    return plain_status(status_pb2.RunStatus.FromString(answer))
 
 
-def to_plain(message: Any) -> dict[str, Any]:
+def plain_status(status: status_pb2.RunStatus) -> dict[str, Any]:
+    """Convert a status to JSON data.
+
+    `metrics` is a line of metrics, or {}.
+    """
+    return {**_to_plain(status), "metrics": json.loads(status.metrics or "{}")}
+
+
+def _to_plain(message: Any) -> dict[str, Any]:
     """Convert a message to plain JSON data by field names."""
     plain: dict[str, Any] = {}
     for part in message.DESCRIPTOR.fields:
@@ -197,7 +206,7 @@ def to_plain(message: Any) -> dict[str, Any]:
         elif part.message_type.GetOptions().map_entry:
             plain[part.name] = dict(value)
         elif part.is_repeated:
-            plain[part.name] = [to_plain(each) for each in value]
+            plain[part.name] = [_to_plain(each) for each in value]
         else:
-            plain[part.name] = to_plain(value)
+            plain[part.name] = _to_plain(value)
     return plain

@@ -52,6 +52,9 @@ class PeriodicWork:
     Args:
         bound: the addresses that the driver listens at; an address whose socket was removed is
             deleted.
+
+    Attributes:
+        newest_line: the newest line of metrics; {} before the first one.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class PeriodicWork:
         bound: list[str],
         announce: Callable[[], None],
     ) -> None:
+        self.newest_line: dict[str, Any] = {}
         self.standstill = Standstill(parts)
         self._parts = parts
         self._directory = directory
@@ -144,7 +148,7 @@ class PeriodicWork:
     def write_line(self, **more: int) -> dict[str, Any]:
         """Append a line of metrics with additional numbers, and show the progress."""
         parts = self._parts
-        line = {**metrics_line(parts), **more}
+        self.newest_line = line = {**metrics_line(parts), **more}
         parts.callbacks.metrics(line)
         renewed = self._directory.write_line(line, parts.progress)
         parts.checkpointing.suspended = self._directory.taken

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from juggler.driver.core.ledger import Counters
 from juggler.driver.record.progress import Journal
+from juggler.driver.record.run_directory import to_json
 from juggler.driver.record.worker_records import WorkerRecord
 from juggler.driver.run_parts import RunParts
-from juggler.envrunner.agent_returns import has_metrics_by_agent
 from juggler.runtime.actors.hub import Vitals
 from juggler.runtime.actors.requests import Histogram
 from juggler.runtime.actors.resources import resident_bytes
@@ -19,33 +20,29 @@ from juggler.runtime.wire.v1 import status_pb2
 
 @dataclass(frozen=True, slots=True)
 class StatusReader:
-    """Assembles a run's status from its parts, in the driver's thread."""
+    """Assembles a run's status from its parts, in the driver's thread.
+
+    Attributes:
+        newest_line: returns the newest line of metrics; {} before the first one.
+    """
 
     run_id: str
     parts: RunParts
     journal: Journal
+    newest_line: Callable[[], Mapping[str, Any]]
 
     def read(self) -> status_pb2.RunStatus:
         parts, records = self.parts, self.parts.metrics.workers
         rates = records.rates()
+        # Numbers of the run are in its metrics; the rest changes faster, or is for operators.
         status = status_pb2.RunStatus(
             run_id=self.run_id,
             run_dir=str(parts.run_dir.resolve()),
             env=parts.config.env_runner.env,
             algorithm=parts.config.learner.algorithm,
             phase=parts.end.reason or "training",
-            wall_seconds=parts.clock.now().wall,
-            version=parts.core.weights_version.message(),
-            updates=records.updates,
-            restarts=parts.restarts,
-            steps_per_second=parts.metrics.rate.per_second(),
-            steps=_steps(parts.core.counters()),
+            metrics=json.dumps(to_json(self.newest_line())),
             queues=self._queues(),
-            # Modules and agents are listed only if there are several.
-            modules=self._modules(),
-            agents=self._agents(),
-            league=self._league(),
-            episodes=self._episodes(),
             staleness=_histogram(parts.metrics.staleness),
             sample_request_seconds=_histogram(parts.commands.sample_request_seconds),
             update_seconds=_histogram(parts.commands.update_seconds),
@@ -62,45 +59,6 @@ class StatusReader:
             status.log_messages.add(time=moment, level=level, text=text)
         return status
 
-    def _modules(self) -> Iterator[status_pb2.ModuleStatus]:
-        """Yield the modules if there are several, trained ones first."""
-        modules, others = self.parts.core.modules, self.parts.config.others
-        if len(modules) + len(others) < 2:
-            return
-        for module_id, module in modules.items():
-            yield status_pb2.ModuleStatus(
-                module_id=module_id,
-                version=module.weights_version.message(),
-                steps=_steps(module.ledger.counters()),
-                return_mean=self.parts.metrics.of(module_id).return_mean,
-            )
-        for module_id in others:
-            metrics = self.parts.metrics.of(module_id)
-            yield status_pb2.ModuleStatus(
-                module_id=module_id, return_mean=metrics.return_mean, steps_played=metrics.played
-            )
-
-    def _agents(self) -> Iterator[status_pb2.AgentStatus]:
-        """Yield the agents if there are several, but not too many."""
-        agents = self.parts.config.agent_names or tuple(self.parts.metrics.by_agent)
-        for agent in agents if has_metrics_by_agent(agents) else ():
-            metrics = self.parts.metrics.of_agent(agent)
-            yield status_pb2.AgentStatus(
-                agent=agent, episodes=metrics.episodes, return_mean=metrics.return_mean
-            )
-
-    def _league(self) -> status_pb2.LeagueStatus | None:
-        if (league := self.parts.league) is None:
-            return None
-        line, players = league.standings.line(), league.league.roster.players
-        learning = [
-            status_pb2.PlayerStatus(player_id=player_id, role=players[player_id].role, **row)
-            for player_id, row in line["learning"].items()
-        ]
-        return status_pb2.LeagueStatus(
-            players=line["players"], historical=line["historical"], learning=learning
-        )
-
     def _queues(self) -> status_pb2.Queues:
         core = self.parts.core
         return status_pb2.Queues(
@@ -108,15 +66,6 @@ class StatusReader:
             updates_in_flight=core.updates_in_flight,
             queued_batches=core.held_batches,
             queued_steps=core.held_steps,
-        )
-
-    def _episodes(self) -> status_pb2.RunStatus.Episodes:
-        metrics = self.parts.metrics
-        return status_pb2.RunStatus.Episodes(
-            ended=metrics.episodes,
-            return_mean=metrics.return_mean,
-            length_mean=metrics.length_mean,
-            evaluation_return_mean=metrics.evaluation_return,
         )
 
     def _worker(
@@ -150,16 +99,6 @@ class StatusReader:
             status.resources.device_bytes = vitals.device_bytes
             status.resources.cpu_seconds = vitals.cpu_seconds
         return status
-
-
-def _steps(books: Counters) -> status_pb2.StepBooks:
-    return status_pb2.StepBooks(
-        sampled=books.sampled,
-        trained=books.trained,
-        dropped={reason: steps for reason, steps in books.dropped.items() if steps},
-        in_flight=books.in_flight,
-        lost_unreported=books.lost_unreported,
-    )
 
 
 def _histogram(histogram: Histogram) -> status_pb2.Histogram:

@@ -287,10 +287,7 @@ def train(
     _must_be_keys(keys)
     own = own_classes(keys)
     give_names(env, module, keys)
-    if isinstance(config, RunConfig):
-        base, given = config, frozenset(config.flat())
-    else:
-        base, given = load_config_and_keys(config, keys.get("algorithm"))
+    base, given = load_config_and_keys(config, keys.get("algorithm"))
     final = RunConfig.from_flat({**base.flat(), **keys})
     own_code = pack(final, env, own_module(final, module, own), own)
     return start_run(

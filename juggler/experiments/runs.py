@@ -302,10 +302,7 @@ def configured(
                 f"{key}: each run is a separate process, which has to import it: give its name, "
                 f'such as "my_file:{getattr(keys[key], "__name__", "Mine")}"'
             )
-    if isinstance(config, RunConfig):
-        base, given = config, frozenset(config.flat())
-    else:
-        base, given = load_config_and_keys(config, keys.get("algorithm"))
+    base, given = load_config_and_keys(config, keys.get("algorithm"))
     return base, RunConfig.from_flat({**base.flat(), **keys}), given | keys.keys()
 
 

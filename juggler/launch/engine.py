@@ -41,6 +41,7 @@ SIGNALLED = 128
 
 _MOST_BYTES = 128  # of a file with a number or the name of an engine
 _ANSWER_SECONDS = 60.0  # of an engine
+_CERTIFICATE_DAYS = 365.0
 _LOOK_SECONDS = 1.0
 _ASK_SECONDS = 5.0  # between two requests to the engine
 _LAST_LINES_SECONDS = 3.0  # for a command that shows a process's output
@@ -171,7 +172,7 @@ class Launch:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self.directory.chmod(0o700)
-            new_certificates(self.tls, hosts, days=365.0, replace=True)
+            new_certificates(self.tls, hosts, replace=True)
             known.write_text(text)
         except (OSError, ValueError) as error:
             raise LaunchError(f"cannot make certificates in {self.tls}: {error}") from error
@@ -276,9 +277,7 @@ class Launch:
         self._reader_file.unlink(missing_ok=True)
 
 
-def new_certificates(
-    directory: Path, hosts: Sequence[str], days: float, *, replace: bool = False
-) -> list[Path]:
+def new_certificates(directory: Path, hosts: Sequence[str], *, replace: bool = False) -> list[Path]:
     """Make certificates and a token, and return their files.
 
     Args:
@@ -298,7 +297,7 @@ def new_certificates(
         ) from error
     for file in directory.iterdir() if replace and directory.is_dir() else ():
         file.unlink()
-    return make_certificates(directory, hosts, days)
+    return make_certificates(directory, hosts, _CERTIFICATE_DAYS)
 
 
 def must_allow(numbers: Mapping[str, int | None]) -> None:

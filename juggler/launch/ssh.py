@@ -12,10 +12,9 @@ import sys
 import tarfile
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
@@ -34,13 +33,14 @@ from juggler.launch.engine import (
     Report,
 )
 from juggler.learner.process.learner_program import LEARNER
-from juggler.runtime.actors.command_processes import CommandLine, CommandProcess
+from juggler.runtime.actors.command_processes import CommandLine
 from juggler.runtime.actors.endpoints import EndpointError, split_address
 from juggler.runtime.actors.supervisor import Exited, RestartPolicy, Supervisor
 from juggler.runtime.actors.tls import TLS_VARIABLE
 
-#: Workers are started again for as long as the run lasts.
+#: Workers are started again until the driver releases them.
 _POLICY = RestartPolicy(
+    until_success=True,
     first_delay=1.0,
     quarantine_after=sys.maxsize,
     window_seconds=600.0,
@@ -146,22 +146,6 @@ def _can_be_dialed(address: str) -> bool:
         return bool(port)  # a host name
 
 
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    """A `Program` that stays down once the driver has released it."""
-
-    command: CommandLine
-    released: Callable[[], None]
-
-    def start(self, title: str) -> CommandProcess:
-        return self.command.start(title)
-
-    def ended(self, process: CommandProcess) -> str:
-        if process.exitcode == 0:
-            self.released()
-        return self.command.ended(process)
-
-
 class SshRun(EngineRun):
     """Starts a driver here and workers elsewhere, and restarts them.
 
@@ -258,8 +242,7 @@ class SshRun(EngineRun):
     def _start(self, name: str, words: list[str]) -> None:
         """Start a worker, and start it again until the driver releases it."""
         command = CommandLine(words, self._logs / f"{name.replace(' ', '-')}.log")
-        worker = _Worker(command, lambda: self._workers.dismiss(name, 0.0))
-        self._workers.add(name, worker, _POLICY)
+        self._workers.add(name, command, _POLICY)
 
     def end(self) -> None:
         assert self._process is not None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import types
@@ -111,17 +112,11 @@ def test_who_leaves_does_all_that_python_does_at_its_end_but_take_itself_apart()
     assert _left(None).returncode == 0
 
 
-# A worker that waits for its driver to come back ends as any program does.
+# A worker that waits for a driver, the first or another one, ends as any program does.
 
 
-PROGRAM = """
-from juggler.cli.worker import _is_back
-from juggler.runtime.actors import worker
-from juggler.runtime.actors.hub import Mailbox
-for number, reason in worker.handled_signals().items():
-    worker._stop_on(number, reason, Mailbox())  # as it leaves them that has lost its driver
-_is_back(worker.Contact("127.0.0.1:9", reattach_seconds=100.0))
-"""
+WAITS = "import sys; from juggler.cli import command_line; command_line()"
+WORKER = ["envrunner", "--driver", "127.0.0.1:9"]
 
 
 @pytest.mark.long
@@ -129,37 +124,39 @@ _is_back(worker.Contact("127.0.0.1:9", reattach_seconds=100.0))
 def test_it_ends_with_its_terminal_unless_nohup_started_it(ignored: bool) -> None:
     hangs_up = signal.SIG_IGN if ignored else signal.SIG_DFL
     waits = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", WAITS, *WORKER],
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, PREDECESSOR: "the first life"},
         preexec_fn=lambda: signal.signal(signal.SIGHUP, hangs_up),
     )
     assert waits.stderr is not None
     with waits:
-        assert "waiting up to 100 s" in waits.stderr.readline()
+        assert "dials the driver" in waits.stderr.readline()
         waits.send_signal(signal.SIGHUP)
         if ignored:
             with pytest.raises(subprocess.TimeoutExpired):
                 waits.wait(0.5)
             waits.send_signal(signal.SIGTERM)
-        assert waits.wait(60) == -(signal.SIGTERM if ignored else signal.SIGHUP)
+        assert waits.wait(60) == 1
+        assert "terminated before a driver had answered" in waits.stderr.read()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="making a namespace takes root")
 def test_it_ends_also_as_process_1() -> None:
     waits = subprocess.Popen(
-        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", PROGRAM],
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", WAITS, *WORKER],
         stderr=subprocess.PIPE,
         text=True,
     )
     assert waits.stderr is not None
     with waits:
-        assert "waiting up to 100 s" in waits.stderr.readline()
+        assert "dials the driver" in waits.stderr.readline()
         (first,) = psutil.Process(waits.pid).children()
         first.terminate()
         try:
-            assert waits.wait(30) == 128 + signal.SIGTERM
+            assert waits.wait(30) == 1
         finally:
             if waits.returncode is None:
                 first.kill()
@@ -179,6 +176,52 @@ def test_a_command_that_is_interrupted_says_so_without_a_traceback(
     finally:
         signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "juggler evaluate: interrupted, left at once\n"
+
+
+#: Interrupted when it imports its first module of this name.
+_INTERRUPTED_IMPORT = """
+import sys
+from juggler.cli import command_line
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == interrupted:
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupts())
+_, interrupted, *words = sys.argv
+sys.argv = ["juggler", *words]
+command_line()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("juggler.runtime.near_matches", "trian"),
+        ("juggler.runtime.actors.processes", "worker learner"),
+        ("juggler.cli.worker", "learner"),
+        ("tyro", "status runs/demo"),
+    ],
+)
+def test_an_interrupted_import_leaves_no_traceback(module: str, command: str) -> None:
+    words = [sys.executable, "-c", _INTERRUPTED_IMPORT, module, *command.split()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE)
+    assert done.returncode == 130
+    assert re.fullmatch("(juggler .*: interrupted, left at once\n)?", done.stderr)
+
+
+@pytest.mark.slow
+def test_nothing_slow_is_imported_before_an_interruption_is_handled() -> None:
+    program = (
+        "import sys; before = {*sys.modules}; import juggler.cli; print({*sys.modules} - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    found = ast.literal_eval(done.stdout)
+    assert {each for each in found if each.startswith("juggler")} == {"juggler", "juggler.cli"}
+    assert not found & {"typing", "re", "multiprocessing", "contextlib", "numpy"}
 
 
 @pytest.mark.long
@@ -338,25 +381,23 @@ def test_a_worker_that_dials_a_learner_is_told_that_it_is_no_driver(learner: str
 def test_a_worker_whose_driver_is_gone_begins_again_at_the_next_as_who_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun: list[str] = []
-    monkeypatch.setattr(worker, "handled_signals", dict)  # this process keeps its own
+    begun: list[Contact] = []
     monkeypatch.setattr(
         worker,
         "_restart",
-        lambda: begun.append(WorkerArguments(driver="127.0.0.1:9").contact("learner").predecessor),
+        lambda: begun.append(WorkerArguments(driver="127.0.0.1:9").contact("learner")),
     )
 
     def loses_its_driver() -> None:
         raise DriverLost("the first life")
 
-    with socket.create_server(("127.0.0.1", 0)) as driver:
-        address = f"127.0.0.1:{driver.getsockname()[1]}"
-        worker.work(Contact(address, reattach_seconds=60.0), loses_its_driver)
-        assert begun == ["the first life"]
-        with pytest.raises(DriverLost):
-            worker.work(Contact(address), loses_its_driver)
-    assert len(begun) == 1
+    worker.work(Contact("127.0.0.1:9", reattach_seconds=60.0), loses_its_driver)
+    with pytest.raises(DriverLost):
+        worker.work(Contact("127.0.0.1:9"), loses_its_driver)
+    (waits,) = begun
+    assert (waits.predecessor, waits.timeout) == ("the first life", waits.reattach_seconds)
     assert PREDECESSOR not in os.environ
+    assert WorkerArguments(driver="127.0.0.1:9").contact("learner").timeout < waits.timeout
 
 
 def test_an_evaluator_dials_in_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Collection
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from support.place import status_of
 from juggler.cli import tune
 from juggler.cli.tune import Timed, search
 from juggler.driver import play_checkpoint
-from juggler.driver.config import RunConfig
+from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_files import load_config_and_keys
 from juggler.driver.driver import RunFailed
 from juggler.driver.play_checkpoint import Demonstrations, Evaluated
+from juggler.driver.record.run_directory import RunDirectory
 
 
 @pytest.mark.parametrize(
@@ -191,6 +193,42 @@ def test_a_size_that_fails_is_reported_and_left(
 
     assert best_of(rate, timed).sizes["num_env_runners"] == 2
     assert "num_env_runners = 4 fails: no memory" in capsys.readouterr().err
+
+
+def test_a_size_without_an_update_is_too_slow_and_has_not_failed(
+    timed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rate(of: dict[str, Any]) -> float:
+        return 0.0 if of["num_env_runners"] > 2 else float(of["num_env_runners"])
+
+    assert best_of(rate, timed).sizes["num_env_runners"] == 2
+    said = capsys.readouterr().err
+    assert "num_env_runners = 4 is too slow to measure in 5.0 s: give more --seconds" in said
+    assert "fails" not in said
+    with pytest.raises(ConfigError, match=r"no update in 5\.0 s: give more --seconds"):
+        best_of(lambda of: 0.0, timed)
+
+
+@pytest.mark.parametrize(
+    ("end", "fails"),
+    [
+        ({"reason_for_stop": "stop_seconds", "restarts": 0}, False),
+        ({"reason_for_stop": "stop_seconds", "restarts": 2}, True),
+        ({"reason_for_stop": "no_envrunner", "restarts": 0}, True),
+    ],
+)
+def test_a_run_without_an_update_has_failed_only_if_something_went_wrong(
+    end: dict[str, Any], fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_run(config: RunConfig, *_: Any) -> None:
+        run_dir = Path(str(config.driver.run_dir))
+        with closing(RunDirectory.create(run_dir, config.flat(), "run")) as directory:
+            directory.write_summary(end)
+        raise RunFailed("nothing was trained on")
+
+    monkeypatch.setattr("juggler.driver.start_run.start_run", start_run)
+    with pytest.raises(RunFailed) if fails else nullcontext():
+        assert tune.time_run(RunConfig(), (), 1.0).rate == 0
 
 
 @pytest.mark.usefixtures("local_workers")

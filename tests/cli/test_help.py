@@ -154,7 +154,7 @@ def test_a_command_that_starts_no_workers_starts_no_forkserver(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("learner --driver 127.0.0.1:1 --timeout nan", "--timeout and --reattach-seconds"),
+        ("learner --driver 127.0.0.1:1 --reattach-seconds nan", "--reattach-seconds must be"),
         ("learner --driver 127.0.0.1:1 --advertise foo", "'foo' is not an address"),
         ("healthcheck 127.0.0.1:1 --timeout -1", "--timeout -1"),
         ("launch swarm cartpole --run-dir FILE --dry-run", "is a file"),

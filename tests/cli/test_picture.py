@@ -252,15 +252,6 @@ def test_smoothed_curves_are_means_of_the_lines_up_to_each(tmp_path: Path) -> No
     assert np.asarray(line.get_ydata()).tolist() == [0.0, 0.25, 0.75, 1.25, 1.75, 2.25]
 
 
-def test_a_logarithmic_axis_needs_numbers_above_0(tmp_path: Path) -> None:
-    run = _of_losses(tmp_path / "run", "default")
-    figure = juggler.plot(run, metrics=["policy_loss"], log=True).figure
-    assert [axes.get_yscale() for axes in figure.get_axes()] == ["log", "log"]
-    with pytest.raises(PlotError, match="above 0"):
-        juggler.plot(_write(tmp_path / "low", [_line(1, 1.0, staleness_mean=0.0)] * 2),
-                     metrics=["staleness_mean"], log=True)  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

@@ -19,7 +19,7 @@ from juggler.cli import main, train
 from juggler.cli.status import table
 from juggler.driver.config import RunConfig
 from juggler.driver.config_files import MedianResults, ShippedConfig, read_shipped, shipped_configs
-from juggler.driver.monitoring import to_plain
+from juggler.driver.monitoring import plain_status
 from juggler.driver.watching.page_server import PageApplication, _id_of
 from juggler.runtime.checkpoints.checkpoint import write
 from juggler.runtime.wire.v1 import status_pb2
@@ -261,15 +261,27 @@ def test_what_was_seen_is_told_and_what_was_not_too(monkeypatch: pytest.MonkeyPa
 # What `juggler status` makes of what a driver says.
 
 
+LINE = {
+    "wall_time": 83.0,
+    "env_steps_sampled": 1000,
+    "env_steps_trained": 900,
+    "env_steps_dropped": {"stale": 60, "learner_lost": 30},
+    "env_steps_in_flight": 10,
+    "env_steps_lost_unreported": 0,
+    "episodes": 0,
+    "episode_return_mean": None,
+    "steps_per_second": 100.0,
+    "staleness_mean": 1.5,
+    "weights_version": [1, 3],
+}
 STATUS = status_pb2.RunStatus(
     run_id="run1",
     env="CartPole-v1",
     algorithm="impala",
     phase="training",
-    wall_seconds=83.0,
-    steps=status_pb2.StepBooks(
-        sampled=1000, trained=900, dropped={"stale": 60, "learner_lost": 30}, in_flight=10
-    ),
+    metrics=json.dumps(LINE),
+    queues=status_pb2.Queues(),
+    driver=status_pb2.Resources(),
     staleness=status_pb2.Histogram(bounds=[0, 1], counts=[1, 2, 1], sum=6.0),
     workers=[
         status_pb2.WorkerStatus(
@@ -297,7 +309,7 @@ STATUS = status_pb2.RunStatus(
 def _drawn(width: int) -> str:
     console = Console(width=width, color_system=None)
     with console.capture() as captured:
-        console.print(table(STATUS, width))
+        console.print(table(plain_status(STATUS), width))
     return captured.get()
 
 
@@ -324,11 +336,9 @@ def test_a_narrow_terminal_has_what_matters_most(width: int, has_hosts: bool) ->
 
 
 def test_json_has_every_field_and_whole_numbers() -> None:
-    plain = json.loads(json.dumps(to_plain(STATUS)))
+    plain = json.loads(json.dumps(plain_status(STATUS)))
     assert plain.keys() == set(STATUS.DESCRIPTOR.fields_by_name)
-    assert plain["steps"]["sampled"] == 1000
-    assert plain["steps"]["dropped"] == {"stale": 60, "learner_lost": 30}
+    assert plain["metrics"] == LINE
     assert plain["staleness"]["counts"] == [1, 2, 1]
-    assert plain["episodes"] is None
     assert plain["workers"][0]["worker_id"] == "envrunner-10"
     assert plain["workers"][1]["version"] is None

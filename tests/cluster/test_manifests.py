@@ -18,6 +18,7 @@ from support.place import options_of
 
 from juggler.cli import driver, launch
 from juggler.cli.arguments import parse
+from juggler.driver.monitoring import plain_status
 from juggler.driver.record.prometheus import families
 from juggler.launch.engine import Launch
 from juggler.runtime.wire.v1 import status_pb2
@@ -198,14 +199,20 @@ def test_certificates_are_to_name_what_pods_dial() -> None:
 
 def _exported() -> set[str]:
     """Names of all metrics of a run in which everything has happened."""
-    status = status_pb2.RunStatus()
-    status.steps.dropped["stale"] = 1
+    fields = ("sampled", "trained", "in_flight", "lost_unreported")
+    means = ("episode_return_mean", "episode_length_mean", "evaluation_return_mean")
+    numbers = ("wall_time", "updates", "restarts", "episodes", *means)
+    line = dict.fromkeys((*numbers, *(f"env_steps_{each}" for each in fields)), 1)
+    line |= {"env_steps_dropped": {"stale": 1}, "weights_version": [1, 1]}
+    status = status_pb2.RunStatus(metrics=json.dumps(line))
     for histogram in (status.staleness, status.sample_request_seconds, status.update_seconds):
         histogram.counts.append(1)
-    for field in ("return_mean", "length_mean", "evaluation_return_mean"):
-        setattr(status.episodes, field, 1.0)
-    status.workers.add(worker_id="learner-0", role="learner", state="ready").seconds["update"] = 1
-    samples = {sample.name for family in families(status) for sample in family.samples}
+    status.queues.SetInParent()
+    worker = status.workers.add(worker_id="learner-0", role="learner", state="ready")
+    worker.seconds["update"] = 1
+    worker.resources.resident_bytes = worker.version.update = 1
+    found = families(plain_status(status))
+    samples = {sample.name for family in found for sample in family.samples}
     process = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"}
     return samples | process | {"juggler_driver_up"}
 

@@ -211,7 +211,7 @@ def test_a_run_in_pods_outlives_what_befalls_it_and_goes_on_to_its_goal(
     launch = pods.launch(place, "--", "--stop-return", "501", "--checkpoint-seconds", "1")
 
     def trained() -> int:
-        return int(pods.status()["steps"]["trained"])
+        return int(pods.status()["metrics"]["env_steps_trained"])
 
     def goes_on() -> None:
         goal = trained() + 10_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,15 +18,15 @@ from support.pages import ROOT
 from support.workers_world import ROWS, STEPS, WorkersWorld
 
 from juggler.cli.status import table
-from juggler.driver.monitoring import to_plain
-from juggler.driver.periodic_work import PeriodicWork
+from juggler.driver.monitoring import plain_status
+from juggler.driver.periodic_work import PeriodicWork, metrics_line
 from juggler.driver.record.progress import Journal
 from juggler.driver.record.prometheus import families, serve_metrics
 from juggler.driver.record.wording import Progress
 from juggler.driver.run_status import StatusReader
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.hub import Vitals, WorkerLeft
-from juggler.runtime.wire.v1 import status_pb2, training_pb2
+from juggler.runtime.wire.v1 import training_pb2
 
 
 class Watched:
@@ -36,10 +37,11 @@ class Watched:
         self.journal = Journal(Progress(), directory, "run1")
         vitals = {"envrunner-0": Vitals(0.5, 1000, 10, 7.5)}
         self.world.parts.hub = cast(Any, SimpleNamespace(vitals=lambda: vitals))
-        self._reader = StatusReader("run1", self.world.parts, self.journal)
+        line = partial(metrics_line, self.world.parts)
+        self._reader = StatusReader("run1", self.world.parts, self.journal, line)
 
-    def read(self) -> status_pb2.RunStatus:
-        return self._reader.read()
+    def read(self) -> dict[str, Any]:
+        return plain_status(self._reader.read())
 
     def update(self) -> None:
         """On the batch that the runner was asked for first."""
@@ -63,20 +65,20 @@ def watched(tmp_path: Path) -> Watched:
 
 
 class _Once(Collector):
-    def __init__(self, status: status_pb2.RunStatus) -> None:
+    def __init__(self, status: dict[str, Any]) -> None:
         self._status = status
 
     def collect(self) -> Any:
         return families(self._status)
 
 
-def _registry(status: status_pb2.RunStatus) -> CollectorRegistry:
+def _registry(status: dict[str, Any]) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(_Once(status))
     return registry
 
 
-def _samples(status: status_pb2.RunStatus) -> dict[tuple[str, ...], float]:
+def _samples(status: dict[str, Any]) -> dict[tuple[str, ...], float]:
     """By name and labels, as a scrape would read them."""
     text = generate_latest(_registry(status)).decode()
     return {
@@ -89,23 +91,22 @@ def _samples(status: status_pb2.RunStatus) -> dict[tuple[str, ...], float]:
 def test_a_status_has_books_queues_and_workers(watched: Watched) -> None:
     watched.update()
     status = watched.read()
-    steps = status.steps
-    assert (steps.sampled, steps.trained, steps.in_flight) == (20, 20, 0)
-    assert (status.updates, status.version.generation, status.version.update) == (1, 1, 1)
-    assert status.queues.requests_in_flight > 0
-    assert (status.episodes.ended, status.episodes.return_mean) == (1, 5.0)
-    assert not status.episodes.HasField("evaluation_return_mean")
-    runner, learner = status.workers
-    assert (runner.worker_id, runner.role, runner.state) == ("envrunner-0", "envrunner", "ready")
-    assert (runner.host, runner.pid, runner.incarnation) == ("host", 1, "incarnation-0")
-    assert (runner.steps, learner.steps) == (20, 20)
-    assert runner.seconds == {"inference": 1.0}
-    assert runner.resources.resident_bytes == 1000
-    assert runner.resources.cpu_seconds == 7.5
-    assert learner.version.update == 1
-    for histogram in (status.sample_request_seconds, status.update_seconds, status.staleness):
-        assert sum(histogram.counts) == 1
-    assert status.staleness.sum == 3
+    line = status["metrics"]
+    steps = [line[f"env_steps_{each}"] for each in ("sampled", "trained", "in_flight")]
+    assert steps == [20, 20, 0]
+    assert (line["updates"], line["weights_version"]) == (1, [1, 1])
+    assert status["queues"]["requests_in_flight"] > 0
+    runner, learner = status["workers"]
+    names = ("worker_id", "role", "state", "host", "pid", "incarnation")
+    known = ("envrunner-0", "envrunner", "ready", "host", 1, "incarnation-0")
+    assert tuple(runner[name] for name in names) == known
+    assert (runner["steps"], learner["steps"]) == (20, 20)
+    assert runner["seconds"] == {"inference": 1.0}
+    assert runner["resources"] == {"resident_bytes": 1000, "device_bytes": 10, "cpu_seconds": 7.5}
+    assert learner["version"]["update"] == 1
+    for histogram in ("sample_request_seconds", "update_seconds", "staleness"):
+        assert sum(status[histogram]["counts"]) == 1
+    assert status["staleness"]["sum"] == 3
 
 
 def test_metrics_that_the_page_names_are_there(watched: Watched) -> None:
@@ -123,14 +124,14 @@ def test_metrics_that_the_page_names_are_there(watched: Watched) -> None:
 def test_drops_are_told_by_reason(watched: Watched) -> None:
     watched.world.sample(dropped="refused", explanation="no room")
     status = watched.read()
-    assert status.steps.dropped == {"refused": 20}
+    assert status["metrics"]["env_steps_dropped"] == {"refused": 20}
     assert _samples(status)["env_steps_dropped_total", "refused"] == 20
 
 
 def test_a_worker_that_died_stays_to_be_seen_with_its_error(watched: Watched) -> None:
     watched.world.leave(watched.world.runner)
-    runner, _ = watched.read().workers
-    assert (runner.state, runner.last_error) == ("left", "gone")
+    runner, _ = watched.read()["workers"]
+    assert (runner["state"], runner["last_error"]) == ("left", "gone")
     samples = _samples(watched.read())
     assert samples["workers", "envrunner", "left"] == 1
     assert samples["workers_ready", "envrunner"] == 0
@@ -158,40 +159,38 @@ def test_counters_never_go_backwards(watched: Watched) -> None:
 def test_what_happened_is_told(watched: Watched) -> None:
     for n in range(30):
         watched.journal.message(f"something {n}\nmore of it", "warning")
-    log_messages = watched.read().log_messages
-    assert [each.text for each in log_messages] == [f"something {n}" for n in range(10, 30)]
-    assert log_messages[0].level == "warning"
+    log_messages = watched.read()["log_messages"]
+    assert [each["text"] for each in log_messages] == [f"something {n}" for n in range(10, 30)]
+    assert log_messages[0]["level"] == "warning"
 
 
 def test_metrics_beyond_loopback_need_to_be_asked_for() -> None:
     with pytest.raises(EndpointError, match="--insecure"):
-        serve_metrics("0.0.0.0:0", status_pb2.RunStatus, insecure=False).__enter__()
-    with serve_metrics("0.0.0.0:0", status_pb2.RunStatus, insecure=True):
+        serve_metrics("0.0.0.0:0", dict, insecure=False).__enter__()
+    with serve_metrics("0.0.0.0:0", dict, insecure=True):
         pass
 
 
 def test_simulators_at_gateways_are_counted_as_the_gateway_last_said(watched: Watched) -> None:
     world = watched.world
-    assert not any(each.HasField("simulators") for each in watched.read().workers)
+    assert not any(each["simulators"] for each in watched.read()["workers"])
     note = training_pb2.Note(text="has the simulator at 10.0.0.1:5: 4 environments")
     note.simulators.connected, note.simulators.environments = 1, 4
     world.report(world.runner, note)
-    (runner,) = (each for each in watched.read().workers if each.HasField("simulators"))
-    assert (runner.simulators.connected, runner.simulators.environments) == (1, 4)
+    (runner,) = (each for each in watched.read()["workers"] if each["simulators"])
+    assert runner["simulators"] == {"connected": 1, "environments": 4}
     world.sample(simulators=training_pb2.Simulators(connected=3, environments=12))
     status = watched.read()
     registry = _registry(status)
-    of = {"worker": runner.worker_id}
+    of = {"worker": runner["worker_id"]}
     assert registry.get_sample_value("juggler_gateway_simulators", of) == 3
     assert registry.get_sample_value("juggler_gateway_environments", of) == 12
     console = Console(width=120, color_system=None)
     with console.capture() as captured:
         console.print(table(status, 120))
     assert "simulators 3 connected, with 12 environments" in " ".join(captured.get().split())
-    plain = {each["worker_id"]: each["simulators"] for each in to_plain(status)["workers"]}
-    assert plain[runner.worker_id] == {"connected": 3, "environments": 12}
     world.leave(world.runner)
-    assert not any(each.HasField("simulators") for each in watched.read().workers)
+    assert not any(each["simulators"] for each in watched.read()["workers"])
 
 
 # Checkpoints due while a module has no learner, which alone has its state.

@@ -23,7 +23,6 @@ import pytest
 
 from juggler.cli import main
 from juggler.cli.status import Arguments, _statuses
-from juggler.driver.monitoring import to_plain
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUSY = 3.0  # Waits are this many times as long as a test says, for machines that are busy or slow.
@@ -215,7 +214,9 @@ def train_beyond_a_checkpoint(run_dir: Path, otherwise: Callable[[], str]) -> No
     before = set(checkpoints(run_dir))
     new = eventually(lambda: set(checkpoints(run_dir)) - before, 60, otherwise)
     saved = max(int(checkpoint.name) for checkpoint in new)
-    eventually(lambda: status(run_dir)["version"]["update"] > saved, 60, otherwise)
+    eventually(
+        lambda: status(run_dir)["metrics"].get("weights_version", [0, 0])[1] > saved, 60, otherwise
+    )
 
 
 def env_runners(run_dir: Path) -> int:
@@ -257,7 +258,7 @@ def trains_on(run_dir: Path, run: Command, more: int = 0, seconds: float = 60) -
 
 def status(where: Path) -> dict[str, Any]:
     """A running driver's status, as in `juggler status --json`."""
-    return to_plain(next(_statuses(Arguments(where=str(where)))))
+    return dict(next(_statuses(Arguments(where=str(where)))))
 
 
 def status_of(*arguments: object) -> int:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from statistics import NormalDist
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from juggler.driver.record.metrics import RETURN_WINDOW, Metrics
+from juggler.driver.record.wording import EPISODE, spread
 from juggler.envrunner.agent_returns import AgentReturns
 
 
@@ -30,6 +30,12 @@ class ReturnStatistics:
         mean = math.fsum(returns) / len(returns)
         variance = math.fsum((each - mean) ** 2 for each in returns) / len(returns)
         return cls(mean, math.sqrt(variance), len(returns))
+
+
+def named_spreads(played: Mapping[str, ReturnStatistics]) -> str:
+    """Describe means and standard deviations by name."""
+    words = (f"{name} {spread(each.mean, each.deviation)}" for name, each in played.items())
+    return ", ".join(each.lstrip() for each in words) or "nothing"
 
 
 class WithReturns:
@@ -117,10 +123,6 @@ def _quantile_of_t(freedom: int) -> float:
     )
     below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2 * (x[1] - x[0]))])
     return float(np.interp(_CONFIDENCE / 2, below, x))
-
-
-#: Name for the return of an episode, summed over all agents.
-EPISODE: Final = ""
 
 
 class ReturnGoals:

@@ -6,7 +6,7 @@ import atexit
 import math
 import time
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from juggler.driver.record.wording import (
+    EPISODE,
     Level,
     Progress,
     age,
@@ -38,8 +39,6 @@ _GOALS = ("return", "steps", "seconds")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 #: Name, value, bar, goal and course of a number.
 _Row: TypeAlias = tuple[str, str, RenderableType, str, str]
-#: Name of the return of whole episodes.
-EPISODE: Final = ""
 _STYLES: dict[Level, str] = {"info": "dim", "warning": "yellow", "error": "red"}
 
 

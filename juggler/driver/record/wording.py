@@ -6,14 +6,14 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Final, Literal
 
 from juggler.runtime.near_matches import all_of, one_of
 
-if TYPE_CHECKING:  # it imports NumPy, which would delay the first line
-    from juggler.driver.record.episode_returns import ReturnStatistics
-
 Level = Literal["info", "warning", "error"]
+
+#: Name for the return of an episode, summed over all agents.
+EPISODE: Final = ""
 
 #: Seconds without an ended episode after which a mean return is old.
 _OLD_SECONDS = 10.0
@@ -77,12 +77,6 @@ def goal_returns(line: Mapping[str, Any]) -> dict[str, float | None]:
 def named_returns(values: Mapping[str, float | None]) -> str:
     """Describe returns by name: "hunter 0.65, prey -0.65"."""
     return _named({name: number(value) for name, value in values.items()})
-
-
-def named_spreads(played: Mapping[str, ReturnStatistics]) -> str:
-    """Describe means and standard deviations by name."""
-    spreads = {name: spread(each.mean, each.deviation) for name, each in played.items()}
-    return _named(spreads) or "nothing"
 
 
 def _named(words: Mapping[str, str]) -> str:

@@ -71,20 +71,17 @@ class WorkerRecords:
     """Records states, steps and times of all workers.
 
     Attributes:
-        updates: number of updates that made new weights since this driver started.
         last_restart: the worker that was, or is about to be, replaced last, and why it ended, for
             people; "": no restart.
     """
 
     def __init__(self) -> None:
         self.by_id: dict[str, WorkerRecord] = {}
-        self.updates = 0
         self.last_restart = ""
         # Records in `by_id` of workers that left, oldest first
         self._gone: dict[str, WorkerRecord] = {}
         self._forgotten: dict[str, WorkerRecord] = {}  # totals of deleted records, by role
         self._forgotten_restarts = 0
-        self._newest = Version(0, 0)
         # (time, steps by worker id) over the last seconds
         self._marks: deque[tuple[float, dict[str, int]]] = deque()
 
@@ -131,16 +128,11 @@ class WorkerRecords:
         if event.restart_in is not None:  # from now on the supervisor counts it
             self._restarts(record)
 
-    def sampled(self, worker_id: str, steps: int, version: Version) -> None:
+    def worked(self, worker_id: str, steps: int, version: Version) -> None:
+        """Record steps that a worker sampled or trained, and its weights."""
         record = self.by_id[worker_id]
         record.steps += steps
         record.version = version
-
-    def trained(self, worker_id: str, steps: int, version: Version) -> None:
-        self.sampled(worker_id, steps, version)
-        if version > self._newest:
-            self._newest = version
-            self.updates += 1
 
     def spent(self, worker_id: str, seconds: Mapping[str, float]) -> None:
         """Record a process's seconds since it began."""

@@ -31,7 +31,7 @@ from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import LeagueState
 from juggler.driver.league.ratings import elo
 from juggler.driver.league.results import Payoffs
-from juggler.driver.monitoring import ask_status, to_plain
+from juggler.driver.monitoring import ask_status
 from juggler.driver.record.http_server import HttpServer
 from juggler.driver.record.progress import EVENTS_FILE
 from juggler.driver.record.run_directory import (
@@ -151,9 +151,8 @@ def league_matrix(checkpoint: Path, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rate(payoffs: Payoffs, player: str, other: str) -> float | None:
-    wins, draws, losses = payoffs.counts(player, other) if player != other else (0.0, 0.0, 0.0)
-    played = wins + draws + losses
-    return round((wins + draws / 2) / played, 4) if played else None
+    points, played = payoffs.points(player, [other])
+    return round(points / played, 4) if played else None
 
 
 #: Above this number, every second point is removed.
@@ -407,8 +406,8 @@ class WatchedRun:
                 return None
             if self._channel is None:
                 self._channel = dial(address)
-            status = to_plain(ask_status(self._channel, _ANSWER_SECONDS))
-            del status["log_messages"]  # these are events
+            status = ask_status(self._channel, _ANSWER_SECONDS)
+            del status["log_messages"], status["metrics"]  # these are read from files
             self._status = status
         except (RunDirectoryError, grpc.RpcError):
             self._disconnect()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from juggler.driver.callbacks import Evaluation
 from juggler.driver.checkpoint.snapshots import SnapshotWritten, restores
 from juggler.driver.config import RunConfig
-from juggler.driver.record.episode_returns import EPISODE, ReturnGoals, ReturnStatistics
-from juggler.driver.record.wording import named_returns, named_spreads
+from juggler.driver.record.episode_returns import ReturnGoals, ReturnStatistics, named_spreads
+from juggler.driver.record.wording import EPISODE, named_returns
 from juggler.driver.signals import stop_hint
 from juggler.driver.workers.command_sender import everything
 from juggler.envrunner.agent_returns import AgentReturns, from_messages

@@ -119,7 +119,7 @@ class RunnerEvents:
         if parts.league:
             parts.league.matches.finished(worker, receipt.matches)
         # Dropped steps were sampled, too.
-        parts.metrics.workers.sampled(worker.worker_id, receipt.live_steps, version)
+        parts.metrics.workers.worked(worker.worker_id, receipt.live_steps, version)
         for played in receipt.played:
             parts.metrics.of(played.module_id).played += played.steps
         parts.metrics.workers.spent(worker.worker_id, receipt.seconds)
@@ -296,7 +296,7 @@ class LearnerEvents:
         for batch in trained:
             parts.metrics.batch_consumed(module_id, batch.staleness)
         steps = sum(batch.live_steps for batch in trained)
-        parts.metrics.workers.trained(worker_id, steps, version)
+        parts.metrics.workers.worked(worker_id, steps, version)
         if parts.league:
             parts.league.trained(module_id, steps)
         parts.metrics.updated(worker_id, module_id, metrics)

@@ -19,7 +19,7 @@ from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES
 PROTOCOL_VERSION = 8
 
 _LOOK_SECONDS = 0.5
-_REPORT_SECONDS = 5.0
+_REPORT_SECONDS, _MOST_REPORTS = 5.0, 20
 
 _SIZES = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -263,7 +263,7 @@ def wait_until_ready(
 ) -> None:
     """Wait until a channel is connected.
 
-    `report` is called with a line every few seconds.
+    `report` is called with a line every few seconds, and more seldom in a long wait.
 
     Raises:
         EndpointError: no server answered within `timeout` seconds, or TLS keeps failing.
@@ -276,18 +276,23 @@ def wait_until_ready(
             return ready.result(timeout=min(left, _LOOK_SECONDS))
         except grpc.FutureTimeoutError:
             # gRPC does not report why TLS fails, so a second connection finds out.
-            before, refused = refused, why_not_secure(address, peer, tls)
-            if refused and refused == before:  # a single refusal may be a server that just ended
+            found = why_not_secure(address, peer, tls)
+            if found and found == refused:  # a single refusal may be a server that just ended
                 raise EndpointError(refused) from None
-            if time.monotonic() - reported_at >= _REPORT_SECONDS:
+            # On a busy host, the second connection may get no answer.
+            refused = found or refused
+            if time.monotonic() - reported_at >= max(_REPORT_SECONDS, timeout / _MOST_REPORTS):
                 reported_at = time.monotonic()
                 why = _why_no_connection(address)
+                what = "" if why else refused
+                what = what or f"no {peer} answers at {address} yet{why}"
                 left = max(0.0, deadline - time.monotonic())
-                report(f"no {peer} answers at {address} yet{why}: waiting {left:.0f} s more")
+                report(f"{what}: waiting {left:.0f} s more")
+    why = _why_no_connection(address)
     raise EndpointError(
-        refused
-        or f"no {peer} answers at {address}{_why_no_connection(address)}: waited {timeout:.0f} s. "
-        f"Is it running, is the address right, and can this host reach it?"
+        ("" if why else refused)
+        or f"no {peer} answers at {address}{why}: waited {timeout:.0f} s. "
+        "Is it running, is the address right, and can this host reach it?"
     )
 
 

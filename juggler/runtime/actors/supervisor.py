@@ -84,7 +84,7 @@ class RestartPolicy:
     A worker stays down if it dies `most_in_window` times within the window, or `quarantine_after`
     times in a row without enough use in between. Enough means `enough_uses` uses in one life, or a
     life of `window_seconds` after its first use. For a worker that was killed from outside, one
-    use is enough.
+    use is enough. With `until_success`, it also stays down if it exits with 0.
     """
 
     first_delay: float = 0.25
@@ -93,6 +93,7 @@ class RestartPolicy:
     window_seconds: float = 60.0
     most_in_window: int = 8
     enough_uses: int = 1
+    until_success: bool = False
 
     def delay(self, deaths: int, jitter: float) -> float:
         """Return the seconds until the next start.
@@ -129,14 +130,10 @@ class _WorkerSlot:
         policy = self.policy
         return self.uses >= policy.enough_uses or now - self.first_use >= policy.window_seconds
 
-    def gives_up(self, killed: bool) -> bool:
-        """Note a death; return whether the worker stays down.
-
-        Args:
-            killed: whether it was killed from outside, if known.
-        """
+    def gives_up(self, exitcode: int | None) -> bool:
+        """Note a death; return whether the worker stays down."""
         now = time.monotonic()
-        if self.has_run_long_enough(now) or (killed and self.uses):
+        if self.has_run_long_enough(now) or (exitcode in _KILLED and self.uses):
             self.failures = 0
         self.failures += 1
         self.uses, self.first_use = 0, math.inf
@@ -145,6 +142,7 @@ class _WorkerSlot:
             self.deaths.popleft()
         return (
             self.last_life
+            or (self.policy.until_success and exitcode == 0)
             or self.failures >= self.policy.quarantine_after
             or len(self.deaths) >= self.policy.most_in_window
         )
@@ -341,7 +339,7 @@ class Supervisor:
             process = slot.program.start(slot.worker_id.replace("-", " "))
         except Exception as error:  # the forkserver died, or the host has no more resources
             how = f"it could not be started ({type(error).__name__}: {error})"
-            return self._failed(slot, 0, how)
+            return self._failed(slot, 0, how, None)
         with self._lock:
             slot.kill_at = math.inf
             slot.process, slot.starting = process, False
@@ -354,13 +352,13 @@ class Supervisor:
         process.join(timeout=5)
         words = slot.program.ended(process)
         how = how_it_ended(process.exitcode)
-        killed = process.exitcode in _KILLED
-        self._failed(slot, process.pid or 0, f"{how}, {words}" if words else how, killed)
+        how = f"{how}, {words}" if words else how
+        self._failed(slot, process.pid or 0, how, process.exitcode)
 
-    def _failed(self, slot: _WorkerSlot, pid: int, how: str, killed: bool = False) -> None:
+    def _failed(self, slot: _WorkerSlot, pid: int, how: str, exitcode: int | None) -> None:
         with self._lock:
             slot.process, slot.starting = None, False
-            gives_up = slot.gives_up(killed)
+            gives_up = slot.gives_up(exitcode)
             if self._closing.is_set() or gives_up or not self._restarts:
                 slot.down, delay = True, None
             else:

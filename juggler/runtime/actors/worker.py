@@ -82,8 +82,8 @@ _FIRST_DELAY_SECONDS = 0.5
 _LONGEST_DELAY_SECONDS = 15.0
 
 
-def attempts(patience: float) -> Iterator[None]:
-    """Yield once per attempt until `patience` seconds have passed.
+def attempts(patience: float) -> Iterator[float]:
+    """Yield the seconds left, once per attempt, until `patience` seconds have passed.
 
     The pauses grow and are random, so that not all processes try at the same time.
     """
@@ -92,7 +92,7 @@ def attempts(patience: float) -> Iterator[None]:
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(left, delay * random.uniform(0.5, 1.0)))
         delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
-        yield
+        yield max(0.0, end - time.monotonic())
 
 
 M = TypeVar("M", bound=Message)
@@ -257,8 +257,7 @@ def _attach(
     Raises:
         EndpointError, AttachError: as for an Attachment.
     """
-
-    for _ in itertools.chain([None], attempts(contact.reattach_seconds)):
+    for left in itertools.chain([contact.reattach_seconds], attempts(contact.reattach_seconds)):
         # If no threads are left, gRPC may hang.
         must_end(contact.timeout + WELCOME_SECONDS + _LEAVE_SECONDS)
         try:
@@ -272,8 +271,8 @@ def _attach(
             )
         except DriverBusy as error:
             busy = error
-            if contact.reattach_seconds:
-                log.info(f"{error}. Trying for {contact.reattach_seconds:.0f} s in all")
+            if left:
+                log.info(f"{error}. Trying for another {left:.0f} s")
     raise busy
 
 

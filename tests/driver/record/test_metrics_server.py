@@ -18,6 +18,7 @@ import pytest
 from support.network import free_address
 
 from juggler.cli.arguments import MonitoringArguments
+from juggler.driver.monitoring import plain_status
 from juggler.driver.record import http_server
 from juggler.driver.record.prometheus import serve_metrics
 from juggler.runtime.actors.certificates import make_certificates
@@ -26,11 +27,11 @@ from juggler.runtime.actors.tls import Tls, read_tls
 from juggler.runtime.wire.v1 import status_pb2
 
 
-def status() -> status_pb2.RunStatus:
-    read = status_pb2.RunStatus()
+def status() -> dict[str, Any]:
+    read = status_pb2.RunStatus(metrics='{"updates": 3}')
     for histogram in (read.staleness, read.sample_request_seconds, read.update_seconds):
         histogram.counts.append(0)
-    return read
+    return plain_status(read)
 
 
 @contextmanager

@@ -60,14 +60,14 @@ def test_a_failure_that_is_heard_of_after_the_exit_is_the_reason_of_the_restart(
 
 def test_totals_go_on_where_another_process_takes_the_place() -> None:
     records, _ = _records()
-    records.sampled("envrunner-0", 10, V)
+    records.worked("envrunner-0", 10, V)
     records.spent("envrunner-0", {"inference": 2.0, "waiting": 1.0})
     records.spent("envrunner-0", {"inference": 3.0, "waiting": 1.0})
     records.counted("envrunner-0", {"inferences": 7})
     records.joined(_worker("b"))
     records.spent("envrunner-0", {"inference": 0.5})
     records.counted("envrunner-0", {"inferences": 2, "inferred_rows": 5})
-    records.sampled("envrunner-0", 5, V)
+    records.worked("envrunner-0", 5, V)
     record = records.by_id["envrunner-0"]
     assert record.total_seconds() == {"inference": 3.5, "waiting": 1.0}
     assert records.seconds() == {"envrunner": {"inference": 3.5, "waiting": 1.0}}
@@ -103,7 +103,7 @@ def test_rates_are_over_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(30):
         records.mark()
         now += 1.0
-        records.sampled("envrunner-0", 50, V)
+        records.worked("envrunner-0", 50, V)
     assert records.rates() == pytest.approx({"envrunner-0": 50})
     now += 1e6
     records.mark()

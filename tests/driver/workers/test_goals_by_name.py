@@ -18,6 +18,7 @@ from support.workers_world import (
 from juggler.driver.agent_tables import FoundGroup, with_agents
 from juggler.driver.checkpoint.snapshots import metrics_of, must_be_sound
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.monitoring import plain_status
 from juggler.driver.periodic_work import metrics_line
 from juggler.driver.record.episode_returns import ReturnGoals
 from juggler.driver.record.live_progress import LiveProgress
@@ -121,10 +122,11 @@ def test_metrics_have_the_returns_of_each_agent(tmp_path: Path) -> None:
     assert (line["episode_return_mean"], line["stop_returns"]) == (0.0, {"main": 0.0})
     means = {agent: each["episode_return_mean"] for agent, each in line["by_agent"].items()}
     assert means == {"a": 3.0, "b": -3.0}
-    reader = StatusReader("run", world.parts, type("Journal", (), {"newest": []})())
+    journal = type("Journal", (), {"newest": []})()
+    reader = StatusReader("run", world.parts, journal, lambda: line)
     values = {
         (sample.name, sample.labels.get("agent")): sample.value
-        for family in families(reader.read())
+        for family in families(plain_status(reader.read()))
         for sample in family.samples
     }
     assert values["juggler_agent_return_mean", "b"] == -3.0

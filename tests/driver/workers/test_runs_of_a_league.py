@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from juggler.driver.league.roster import (
     ResetPlayer,
     RetirePlayer,
 )
+from juggler.driver.monitoring import plain_status
 from juggler.driver.record.prometheus import families
 from juggler.driver.workers.league_run import LeagueMatches, LeagueStandings
 from juggler.runtime.actors.hub import Worker
@@ -362,10 +364,9 @@ def test_before_any_game_there_is_no_win_rate() -> None:
 
 
 def test_prometheus_has_a_line_for_each_player() -> None:
-    status = unwatched()
-    league = status.league
-    league.players, league.historical = 7, 6
-    league.learning.add(player_id="main-0", role="main", elo=12.5, nash=0.25, steps=400, copies=6)
+    standing = {"elo": 12.5, "win_rate": None, "nash": 0.25, "steps": 400, "copies": 6}
+    league = {"players": 7, "historical": 6, "learning": {"main-0": standing}}
+    status = unwatched({"league": league})
     told = {
         (sample.name, *sample.labels.values()): sample.value
         for family in families(status)
@@ -377,13 +378,16 @@ def test_prometheus_has_a_line_for_each_player() -> None:
     assert told["juggler_player_nash", "main-0"] == 0.25
     assert told["juggler_player_copies_total", "main-0"] == 6
     assert ("juggler_player_win_rate", "main-0") not in told
-    told = {sample.name for family in families(unwatched()) for sample in family.samples}
+    told = {sample.name for family in families(unwatched({})) for sample in family.samples}
     assert not any(name.startswith(("juggler_league", "juggler_player")) for name in told)
 
 
-def unwatched() -> status_pb2.RunStatus:
+def unwatched(line: dict[str, Any]) -> dict[str, Any]:
     empty = status_pb2.Histogram(counts=[0])
-    return status_pb2.RunStatus(staleness=empty, sample_request_seconds=empty, update_seconds=empty)
+    names = ("staleness", "sample_request_seconds", "update_seconds")
+    return plain_status(
+        status_pb2.RunStatus(metrics=json.dumps(line), **dict.fromkeys(names, empty))
+    )
 
 
 # A checkpoint knows what the copies of its league play with, so that none is taken for another.

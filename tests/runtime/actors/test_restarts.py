@@ -133,6 +133,10 @@ HISTORIES: dict[str, tuple[RestartPolicy, list[tuple[int, int, bool]]]] = {
         at_once(quarantine_after=3, enough_uses=2),
         [(1, KILLED, True)] * 3 + [(0, KILLED, True), (0, KILLED, False)],
     ),
+    "it ends in order after a failure": (
+        at_once(until_success=True),
+        [(0, 7, True), (0, KILLED, True), (0, 0, False)],
+    ),
     "it dies too often, however much use it is": (
         at_once(most_in_window=4),
         [(1, 7, True)] * 3 + [(1, 7, False)],

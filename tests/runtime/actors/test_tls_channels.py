@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +79,24 @@ def test_a_host_of_another_authority_is_not_believed(
     address = _listen(server, tls)
     with pytest.raises(EndpointError, match=rf"this host does not accept .* driver at {address}"):
         _dial(address, other)
+
+
+@pytest.mark.parametrize("answers", [["A", "", "A"], ["A", "", ""]])
+def test_a_refusal_is_logged_also_when_a_busy_host_shows_it_only_now_and_then(
+    answers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, reports = iter([*answers, *[""] * 1000]), list[str]()
+    monkeypatch.setattr(endpoints, "why_not_secure", lambda *_: next(found))
+    monkeypatch.setattr(endpoints, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(endpoints, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(endpoints, "_MOST_REPORTS", 1000)
+    # Accepts connections, and never answers.
+    with socket.create_server(("127.0.0.1", 0), backlog=1000) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with dial(address) as channel, pytest.raises(EndpointError, match=r"^A$"):
+            wait_until_ready(channel, address, "driver", 2.0, report=reports.append)
+    assert all(re.fullmatch(r"A: waiting \d s more", each) for each in reports)
+    assert len(reports) >= 2
 
 
 def test_a_host_must_have_the_name_by_which_it_is_dialed(server: grpc.Server, tls: Tls) -> None:
