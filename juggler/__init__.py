@@ -8,6 +8,7 @@ print(juggler.evaluate(result.checkpoint).mean)
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -188,31 +189,28 @@ _RETIRED = {
 
 
 def __getattr__(name: str) -> typing.Any:
-    public = _public()
-    if name in ("_PUBLIC", "__all__"):
-        return globals()[name]
-    if name not in public:
+    if name == "__all__":
+        return list(_public())
+    module = _public().get(name)
+    if module is None:
         instead = f": {_RETIRED[name]}" if name in _RETIRED else ""
         raise AttributeError(f"module 'juggler' has no attribute {name!r}{instead}")
     # Only now: the driver process must not pay for torch, nor a user of the wire for the driver.
-    value = getattr(importlib.import_module(public[name]), name)
+    value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 
 
+@functools.cache
 def _public() -> dict[str, str]:
-    """Return the module of each public name, and set `__all__`."""
-    if "_PUBLIC" not in globals():
-        import re
+    """Return the module of each public name."""
+    import re
 
-        # The imports above are read, so that each name stands there once.
-        loader: typing.Any = __spec__ and __spec__.loader
-        source = loader.get_source(__name__)  # in an archive, too
-        found = re.findall(r"^    from (\S+) import (?:\(\s+)?(\w+) as", source, re.MULTILINE)
-        globals()["_PUBLIC"] = dict(sorted((name, module) for module, name in found))
-        globals()["__all__"] = list(globals()["_PUBLIC"])
-    public: dict[str, str] = globals()["_PUBLIC"]
-    return public
+    # The imports above are read, so that each name stands there once.
+    loader: typing.Any = __spec__ and __spec__.loader
+    source = loader.get_source(__name__)  # in an archive, too
+    found = re.findall(r"^    from (\S+) import (?:\(\s+)?(\w+) as", source, re.MULTILINE)
+    return dict(sorted((name, module) for module, name in found))
 
 
 def __dir__() -> list[str]:

@@ -37,7 +37,7 @@ def test_everything_that_it_names_is_there() -> None:
         if inspect.isclass(value) or inspect.isfunction(value):
             assert value.__name__ == name
         else:
-            assert getattr(importlib.import_module(juggler._PUBLIC[name]), name) is value
+            assert getattr(importlib.import_module(juggler._public()[name]), name) is value
     with pytest.raises(AttributeError, match="no attribute 'RLModul'"):
         juggler.RLModul  # noqa: B018
 
@@ -65,7 +65,7 @@ def test_type_checkers_are_told_the_same() -> None:
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     (told,) = (node for node in tree.body if isinstance(node, ast.If))
     imports = [node for node in told.body if isinstance(node, ast.ImportFrom)]
-    assert {node.names[0].asname: node.module for node in imports} == juggler._PUBLIC
+    assert {node.names[0].asname: node.module for node in imports} == juggler._public()
 
 
 def imported(python: str) -> set[tuple[str, str]]:
