@@ -212,7 +212,7 @@ class GatewayServer:
             self.manager.players[key].receive(shares, rows_of(shares, tree))
         if self.manager.evaluations.began:
             for batch in booked:
-                self.manager.evaluations.choose(batch, fails=batch.session in errors)
+                self.manager.evaluations.follow(batch)
         for session, error in errors.items():
             self.manager.fail(session, error)
 

@@ -91,6 +91,7 @@ class GatewaySettings:
         casting: assigns modules to agents.
         rows: rows of a batch, for each agent of its module; 0: do not report too few rows.
         curriculum: seeds and parameters of episodes.
+        evaluates: the run has evaluations.
     """
 
     max_batch: int
@@ -102,6 +103,7 @@ class GatewaySettings:
     casting: ModuleAssignment = field(default_factory=ModuleAssignment)
     rows: int = 0
     curriculum: Curriculum = field(default_factory=Curriculum)
+    evaluates: bool = False
 
 
 class SessionManager:
@@ -128,7 +130,8 @@ class SessionManager:
         self._work, self._settings, self._counts = work, settings, counts
         self._casting = settings.casting
         self.sessions = Sessions(settings.resume_seconds)
-        self.guests = ConnectionLog(self.sessions, work.report_line, settings.rows)
+        guests = ConnectionLog(self.sessions, work.report_line, settings.rows, settings.evaluates)
+        self.guests = guests
         self.players: dict[str, ModulePlayer] = {}
         self.evaluations = Evaluations(self.players, self.sessions.by_id)
         self.agents: dict[str, pb.Agent] = {}
@@ -383,6 +386,7 @@ class SessionManager:
         episodes = batch.session.episodes
         if episodes is None or not episodes.drawn:
             self._book(batch)
+            self.evaluations.begin_episodes(batch, self.evaluations.choose(batch))
             return [whole(part, part.agent.player) for part in batch.parts]
         # The reward belongs to the old line-up, the next action to the new one.
         before = [self._players_of(part) for part in batch.parts]
@@ -390,10 +394,12 @@ class SessionManager:
         if not batch.began:
             after = before
         else:
+            chosen = self.evaluations.choose(batch)
             try:
-                episodes.begin(batch.began)
+                episodes.begin(batch.began, chosen)
             except LineUpError as error:
                 raise SessionError(Code.NOT_SERVED, str(error), batch.seq) from error
+            self.evaluations.begin_episodes(batch, chosen)
             after = [self._players_of(part) for part in batch.parts]
         parts = zip(batch.parts, before, after, strict=True)
         return [share for part, *players in parts for share in split(part, *players)]
@@ -632,6 +638,7 @@ class ConnectionLog:
         sessions: the open sessions.
         report_line: reports a line, as `GatewayWork.report_line` does.
         rows: maximum number of environments that fit a batch; 0: no maximum.
+        evaluates: the run has evaluations.
         clock: returns seconds.
     """
 
@@ -640,14 +647,11 @@ class ConnectionLog:
         sessions: Sessions,
         report_line: Callable[[str, bool, int, int], None],
         rows: int = 0,
+        evaluates: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sessions, self._report_line, self._rows, self._clock = (
-            sessions,
-            report_line,
-            rows,
-            clock,
-        )
+        self._sessions, self._report_line = sessions, report_line
+        self._rows, self._evaluates, self._clock = rows, evaluates, clock
         self._of: dict[str, _Lines] = {}  # by kind of line
         self._warned_of_rows = False
 
@@ -669,6 +673,16 @@ class ConnectionLog:
                 f"has simulators with {environments:,} environments, and a batch has "
                 f"envs_per_runner = {self._rows:,} rows for each agent: the others wait meanwhile, "
                 "or become too old. Let envs_per_runner be the number of all environments",
+                True,
+            )
+        # Known at once, and not only after the first evaluation has waited for a simulator.
+        if self._evaluates and not self._sessions.asking:
+            self._evaluates = False  # one warning
+            mode = pb.Mode.Name(session.mode)
+            self._report(
+                f"evaluation_seconds: in the mode {mode} of the simulator at {session.peer}, the "
+                "gateway does not act, so no evaluation can play its episodes: connect a simulator "
+                "with the mode REMOTE_INFERENCE, too, or set evaluation_seconds = 0",
                 True,
             )
 

@@ -526,15 +526,21 @@ class SharedEpisodes:
         """Return the ids of modules [K, A] in environments [K]."""
         return self._players.of(np.array(environments, np.intp))
 
-    def begin(self, environments: Sequence[int]) -> None:
+    def begin(self, environments: Sequence[int], evaluated: Sequence[int]) -> None:
         """Draw line-ups for new episodes in environments [K].
+
+        Args:
+            environments: the K environments.
+            evaluated: environments among them that play for an evaluation.
 
         Raises:
             LineUpError: an environment gets no line-up.
         """
         assert self._line_ups is not None
         began = np.array(environments, np.intp)
-        line_up = self._line_ups.begin(self._numbers[began])
+        line_up = self._line_ups.begin(
+            self._numbers[began], self._numbers[list(evaluated)].tolist()
+        )
         ours = line_up.players.reshape(len(began), -1)[:, self._column]  # [K, A]
         slots = began[:, None] * len(self.names) + np.arange(len(self.names))  # [K, A]
         self._players.line_up(LineUp(slots.ravel(), ours.ravel()))
@@ -711,6 +717,7 @@ class StepMessage:
         over: environments whose episodes end.
         idle: by environment, rewards of agents that never acted in an ended episode.
         began: environments whose next episodes begin, if the session counts episodes.
+        evaluated: environments whose next episodes an evaluation plays.
         answers: actions of each part, by the index of its agent.
         arrived: seconds of `time.perf_counter`.
     """
@@ -721,5 +728,6 @@ class StepMessage:
     over: list[int] = field(default_factory=list)
     idle: dict[int, float] = field(default_factory=dict)
     began: list[int] = field(default_factory=list)
+    evaluated: list[int] = field(default_factory=list)
     answers: dict[int, bytes] = field(default_factory=dict)
     arrived: float = field(default_factory=time.perf_counter)
