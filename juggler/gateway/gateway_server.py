@@ -11,6 +11,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from juggler.gateway.agents import module_of
 from juggler.gateway.recordings import LocalInference, Recording
 from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_errors import Code, SessionError
@@ -26,9 +27,8 @@ from juggler.gateway.sessions import (
     StepMessage,
 )
 from juggler.gateway.step_batches import (
-    Answers,
     PlayerRows,
-    action_batch,
+    actions_message,
     read_observations,
     read_steps,
 )
@@ -324,14 +324,11 @@ class GatewayServer:
     def _answer(self, share: PlayerRows, actions: list[bytes], version: Version) -> None:
         """Answer a batch of steps once it has all actions."""
         steps, batch = share.steps, share.steps.batch
-        layout = steps.agent.interface.actions
-        if not share.answer(actions, layout, version):
+        if not share.answer(actions, steps.agent.interface.actions, version):
             return
-        player, version = (steps.acted or [(share.player, version)])[0]
-        writes = self.manager.answers[player]
-        if len(steps.acted) > 1:
-            writes, version = Answers(layout, ""), Version(0, 0)
-        batch.answers[steps.index] = writes.part(steps.index, steps.rows, steps.actions, version)
+        acted = steps.acted or [(share.player, version)]
+        player, version = acted[0] if len(acted) == 1 else ("", Version(0, 0))
+        batch.answers[steps.index] = actions_message(steps, module_of(player), version)
         # A message is answered as a whole, although several players may act.
         if len(batch.answers) < len(batch.parts):
             return
@@ -342,7 +339,8 @@ class GatewayServer:
         batch.session.notices.discard(WAITING)
         parts = [batch.answers[part.index] for part in batch.parts]
         news = self._settings.curriculum.news_for(batch.session)
-        batch.session.answers(batch.seq, action_batch(batch.seq, parts, news))
+        answer = pb.ActionBatch(seq=batch.seq, agents=parts, parameters=news)
+        batch.session.answers(batch.seq, pb.ToSimulator(actions=answer).SerializeToString())
 
     def _sweep(self) -> None:
         """Do periodic work, if it is due."""

@@ -38,7 +38,7 @@ from juggler.gateway.sessions import (
     forget_oldest,
 )
 from juggler.gateway.simulator_evaluation import Evaluations
-from juggler.gateway.step_batches import Answers, PlayerRows, split, whole
+from juggler.gateway.step_batches import PlayerRows, split, whole
 from juggler.gateway.transport import MESSAGE_BYTES, GatewayStream
 from juggler.runtime.actors.hub import one_line
 from juggler.runtime.episodes.version import DEFAULT_MODULE
@@ -120,7 +120,6 @@ class SessionManager:
         evaluations: lets evaluations play some of the episodes.
         players: players by key, each made when a simulator has reported its spaces.
         agents: agents with these spaces, by player.
-        answers: writers of actions, by player.
         env_ended: return and length of environments' ended episodes, summed over the agents. Empty
             if simulators have one agent each.
         env_steps: steps of these environments so far.
@@ -135,7 +134,6 @@ class SessionManager:
         self.players: dict[str, ModulePlayer] = {}
         self.evaluations = Evaluations(self.players, self.sessions.by_id)
         self.agents: dict[str, pb.Agent] = {}
-        self.answers: dict[str, Answers] = {}
         self.env_ended: list[tuple[float, int]] = []
         self.env_steps = 0
         self._agent_returns: AgentReturns = {}
@@ -247,7 +245,6 @@ class SessionManager:
         )
         interface = next(alike, interface)  # equal spaces share one
         self.players[key], self.agents[key] = self._work.prepare(key, count, interface), agent
-        self.answers[key] = Answers(interface.actions, module_of(key))
 
     def add_player(self, module_id: str) -> None:
         """Add a player to a league."""
@@ -267,10 +264,9 @@ class SessionManager:
         for session in self.sessions.by_id.values():
             for each in session.agents:
                 each.unseat(module_id)
-        if (player := self.players.get(module_id)) is not None:
-            self._counts.update(player.counts)
-        for of_players in (self.players, self.agents, self.answers):
-            of_players.pop(module_id, None)
+        if module_id in self.players:
+            self._counts.update(self.players[module_id].counts)
+            del self.players[module_id], self.agents[module_id]
 
     def _make_room(self, hello: pb.Hello) -> None:
         """Close sessions of vanished simulators to make room for a new one.
