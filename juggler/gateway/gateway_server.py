@@ -378,7 +378,10 @@ class GatewayServer:
         if not self._settings.casting.table:
             without = pb.LOGGED_DATA if self._settings.refuses_logged else None
             info.modes[:] = [mode for mode in SERVED if mode != without]
-        info.agents.extend(self.manager.agents.values())
+        for key, player in self.manager.players.items():
+            observed, acted = player.interface.messages
+            policy = module_of(key) if self._settings.casting.table else ""
+            info.agents.add(observation_space=observed, action_space=acted, policy=policy)
         return info.SerializeToString()
 
     def counts(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.module_player import ModulePlayer
-from juggler.gateway.row_layout import SpaceLayout, ValueChecks, check_rewards, read_infos
+from juggler.gateway.row_layout import AgentInterface, check_rewards, read_infos
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.session_manager import SessionManager
 from juggler.gateway.sessions import WAITING, GatewaySession
@@ -104,16 +104,13 @@ class RecordingReader:
     """Reads recordings, and checks them.
 
     Args:
-        observation_space: space of the simulators' observations.
-        action_space: space of the actions that policies choose.
+        interface: the simulators' observations, and the actions that policies choose.
     """
 
-    def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
-        self._observations, self._actions = (
-            SpaceLayout(observation_space),
-            SpaceLayout(action_space),
-        )
-        self._checks = ValueChecks(observation_space, action_space)
+    def __init__(self, interface: AgentInterface) -> None:
+        observation_space, action_space = interface.spaces
+        self._observations, self._actions = interface.observations, interface.actions
+        self._checks = interface.checks
         self._leaves = space_leaves(action_space)
         self._choices = choices_of(self._leaves)
         self._masked = holds_masks(observation_space)
@@ -284,9 +281,8 @@ class LocalInference:
         self.bytes_waiting = 0
         self._manager, self._player, self._wake = manager, player, wake
         self._curriculum = curriculum
-        self._reader = RecordingReader(
-            player.interface.spaces[0], player.policy.module_to_env.action_space
-        )
+        chosen = player.policy.module_to_env.action_space
+        self._reader = RecordingReader(AgentInterface(player.interface.spaces[0], chosen))
         self._publisher = Publisher(player.policy, *player.interface.spaces)
         self._asking: list[GatewaySession] = []  # sessions that wait for a policy
         self._announced = Version(0, 0)  # to all sessions

@@ -16,6 +16,7 @@ from juggler.gateway.session_errors import Code, SessionError
 from juggler.runtime.connectors.leaves import at, holds_masks, observed_leaves
 from juggler.runtime.episodes.batch import MOST_REWARD, TOO_LARGE
 from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves, zeros
 from juggler.runtime.wire.trees import Path, Skeleton, Tree, dtype_to_number, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -159,6 +160,7 @@ class AgentInterface:
 
     Attributes:
         spaces: the spaces of observations and of actions.
+        messages: the same as messages, which differ wherever the spaces do.
         observations: arrays of the observations.
         actions: arrays of the actions.
         checks: checks observations.
@@ -171,6 +173,7 @@ class AgentInterface:
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
         self.spaces = observation_space, action_space
+        self.messages = space_to_message(observation_space), space_to_message(action_space)
         self.observations, self.actions = SpaceLayout(observation_space), SpaceLayout(action_space)
         self.checks = ValueChecks(observation_space, action_space)
         self.nothing = zeros(observation_space, (1,))

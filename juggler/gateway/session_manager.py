@@ -47,6 +47,7 @@ from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
+_SPACES = "observation_space", "action_space"  # fields of a pb.Agent
 #: Reason of a session that closed because its simulator did not return.
 LOST = "it did not come back"
 
@@ -119,7 +120,6 @@ class SessionManager:
         guests: logs simulators that connect and leave.
         evaluations: lets evaluations play some of the episodes.
         players: players by key, each made when a simulator has reported its spaces.
-        agents: agents with these spaces, by player.
         env_ended: return and length of environments' ended episodes, summed over the agents. Empty
             if simulators have one agent each.
         env_steps: steps of these environments so far.
@@ -133,7 +133,6 @@ class SessionManager:
         self.guests = guests
         self.players: dict[str, ModulePlayer] = {}
         self.evaluations = Evaluations(self.players, self.sessions.by_id)
-        self.agents: dict[str, pb.Agent] = {}
         self.env_ended: list[tuple[float, int]] = []
         self.env_steps = 0
         self._agent_returns: AgentReturns = {}
@@ -161,7 +160,7 @@ class SessionManager:
         if resumed:
             session = self.sessions.resumed(hello)
             for agent, given in zip(session.agents, hello.agents, strict=True):
-                self._must_have(self.agents[agent.player], given)
+                self._must_have(agent.player, agent.interface, given)
             if session.stream is not None:
                 text = "another stream goes on with this session"
                 self.send_error(session, SessionError(Code.SUPERSEDED, text))
@@ -199,17 +198,20 @@ class SessionManager:
         self, stream: GatewayStream, hello: pb.Hello, cast: list[tuple[str, ...]]
     ) -> GatewaySession:
         """Return a new session, whose agents have players."""
-        fresh: dict[str, tuple[pb.Agent, AgentInterface]] = {}
+        fresh: dict[str, AgentInterface] = {}
         for given, players in zip(hello.agents, cast, strict=True):
             for key in players:
-                if key not in self.agents and key not in fresh:
-                    fresh[key] = self._read(given, key)
-                self._must_have(self.agents[key] if key in self.agents else fresh[key][0], given)
+                if key in self.players:
+                    self._must_have(key, self.players[key].interface, given)
+                elif key in fresh:
+                    self._must_have(key, fresh[key], given)
+                else:
+                    fresh[key] = self._read(given)
         # Nothing above keeps anything, so a refused hello leaves no trace.
         self._make_room(hello)
-        for key, one in fresh.items():
+        for key, interface in fresh.items():
             try:
-                self._prepare(key, sum(key in players for players in cast), *one)
+                self._prepare(key, sum(key in players for players in cast), interface)
             except (WireError, UnsupportedSpace) as error:
                 raise SessionError(Code.WRONG_SPACES, str(error)) from error
         several = bool(self._casting.table)
@@ -236,25 +238,19 @@ class SessionManager:
             infos = SessionInfos(list(hello.info_names), *counts, self._infos)
         return GatewaySession(agents, hello, stream, episodes, infos)
 
-    def _prepare(self, key: str, count: int, agent: pb.Agent, interface: AgentInterface) -> None:
-        alike = (
-            self.players[each].interface
-            for each, other in self.agents.items()
-            if other.observation_space == agent.observation_space
-            and other.action_space == agent.action_space
-        )
+    def _prepare(self, key: str, count: int, interface: AgentInterface) -> None:
+        known = (player.interface for player in self.players.values())
+        alike = (each for each in known if each.messages == interface.messages)
         interface = next(alike, interface)  # equal spaces share one
-        self.players[key], self.agents[key] = self._work.prepare(key, count, interface), agent
+        self.players[key] = self._work.prepare(key, count, interface)
 
     def add_player(self, module_id: str) -> None:
         """Add a player to a league."""
         if not self.players:
             return  # no simulator has reported its spaces
-        agent = pb.Agent()  # all agents of a league have equal spaces
-        agent.CopyFrom(next(iter(self.agents.values())))
-        agent.policy = module_id
+        # All agents of a league have equal spaces.
         interface = next(iter(self.players.values())).interface
-        self._prepare(module_id, len(self._casting.table), agent, interface)
+        self._prepare(module_id, len(self._casting.table), interface)
         for session in self.sessions.by_id.values():
             for each in session.agents:
                 each.seat(module_id, self.players[module_id].seat(session.environments))
@@ -266,7 +262,7 @@ class SessionManager:
                 each.unseat(module_id)
         if module_id in self.players:
             self._counts.update(self.players[module_id].counts)
-            del self.players[module_id], self.agents[module_id]
+            del self.players[module_id]
 
     def _make_room(self, hello: pb.Hello) -> None:
         """Close sessions of vanished simulators to make room for a new one.
@@ -282,42 +278,35 @@ class SessionManager:
         while no_room(more, self._load):
             self.lose(gone.pop(0))
 
-    def _read(self, given: pb.Agent, key: str) -> tuple[pb.Agent, AgentInterface]:
+    def _read(self, given: pb.Agent) -> AgentInterface:
         """Read the spaces that all agents of a player have.
 
         Raises:
             SessionError: policies do not support the spaces.
         """
-        observation_space = read_space(given, "observation_space")
-        action_space = read_space(given, "action_space")
+        observed, acted = (read_space(given, name) for name in _SPACES)
         try:
-            steps = self._settings.fragment_steps
-            interface = fitting(observation_space, action_space, steps)
+            return fitting(observed, acted, self._settings.fragment_steps)
         except ValueError as error:
             raise SessionError(Code.WRONG_SPACES, f"{whose(given)}{error}") from error
-        agent = pb.Agent(
-            observation_space=space_to_message(observation_space),
-            action_space=space_to_message(action_space),
-            policy=module_of(key) if self._casting.table else "",
-        )
-        return agent, interface
 
-    def _must_have(self, ours: pb.Agent, given: pb.Agent) -> None:
-        """Check that an agent has the spaces of earlier agents.
+    def _must_have(self, key: str, interface: AgentInterface, given: pb.Agent) -> None:
+        """Check that an agent has the spaces of a player's earlier agents.
 
         Raises:
             SessionError: a space differs.
         """
-        for name in ("observation_space", "action_space"):
-            our, its = getattr(ours, name), getattr(given, name)
-            if our == its or space_to_message(space := read_space(given, name)) == our:
+        for name, our, ours in zip(_SPACES, interface.messages, interface.spaces, strict=True):
+            if our == getattr(given, name):
+                continue
+            if space_to_message(space := read_space(given, name)) == our:
                 continue
             first = "that of the run's first simulator"
             rule = "all simulators of a run must have the same"
-            if ours.policy:
-                first = f"that of the first agent of module {ours.policy!r}"
+            if self._casting.table:
+                first = f"that of the first agent of module {module_of(key)!r}"
                 rule = "all agents of a module must have the same"
-            what = difference(space, read_space(ours, name), f"this {name}", first)
+            what = difference(space, ours, f"this {name}", first)
             raise SessionError(Code.WRONG_SPACES, f"{whose(given)}{what}: {rule}")
 
     def end(self, stream: GatewayStream, error: SessionError, arrivals: list[StepMessage]) -> None:
