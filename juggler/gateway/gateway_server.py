@@ -17,11 +17,9 @@ from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.session_manager import GatewaySettings, GatewayWork, SessionManager
 from juggler.gateway.sessions import (
-    MOST_UNREPORTED,
     PROTOCOL_MAX,
     PROTOCOL_MIN,
     SERVED,
-    WAITING,
     AgentSteps,
     GatewaySession,
     StepMessage,
@@ -336,7 +334,6 @@ class GatewayServer:
             part.agent.acts(part.environments)
             for at in part.paused:
                 part.agent.acted[part.environments[at]] = 0
-        batch.session.notices.discard(WAITING)
         parts = [batch.answers[part.index] for part in batch.parts]
         news = self._settings.curriculum.news_for(batch.session)
         answer = pb.ActionBatch(seq=batch.seq, agents=parts, parameters=news)
@@ -360,10 +357,7 @@ class GatewayServer:
             *(() if self._local is None else self._local.waiting)
         ]
         waiting += [share.steps.batch for player in players for share in player.waiting]
-        late = {each.session for each in waiting if each.arrived < since}
-        notify(late, WAITING)
-        if any(player.counts["episodes_untold"] for player in players):
-            notify(self.manager.sessions.by_id.values(), _UNCOUNTED)
+        notify({each.session for each in waiting if each.arrived < since})
 
     # -- information about the gateway ------------------------------------------------------------
 
@@ -459,17 +453,14 @@ class Clock:
             self._strike()
 
 
-_UNCOUNTED = (
-    f"no samples were requested for long: of the episodes that ended, {MOST_UNREPORTED:,} are "
-    "counted, the newest"
-)
+_WAITING = "no samples are requested now; answers come as soon as they are"
 
 
-def notify(sessions: Iterable[GatewaySession], text: str) -> None:
-    """Send simulators a notice, which each gets once."""
-    notice = pb.Notice(kind=pb.Notice.WAITING, text=text)
+def notify(sessions: Iterable[GatewaySession]) -> None:
+    """Send simulators that they wait, once until their next answer."""
+    notice = pb.Notice(kind=pb.Notice.WAITING, text=_WAITING)
     message = pb.ToSimulator(notice=notice).SerializeToString()
     for session in sessions:
-        if session.stream is not None and text not in session.notices:
+        if session.stream is not None and not session.knows_of_wait:
             session.stream.send(message)
-            session.notices.add(text)
+            session.knows_of_wait = True

@@ -39,8 +39,6 @@ PROTOCOL_MIN = PROTOCOL_MAX = 1
 #: How long a session waits for a simulator that vanished.
 RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
-#: A notice, which a simulator gets once until its next answer.
-WAITING = "no samples are requested now; answers come as soon as they are"
 SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
 
 
@@ -152,7 +150,7 @@ class GatewaySession:
         seed: seed of its episodes; set by the manager.
         parameters: parameters that its simulator has, by name; None: unknown.
         lost_at: when it vanished, in seconds of `time.monotonic`.
-        notices: notices that it got, `WAITING` since its last answer.
+        knows_of_wait: it has had a notice since its last answer.
     """
 
     def __init__(
@@ -180,7 +178,7 @@ class GatewaySession:
         self.seed = 0
         self.parameters: Mapping[str, float] | None = None
         self.lost_at = 0.0
-        self.notices: set[str] = set()
+        self.knows_of_wait = False
         self._unanswered: set[int] = set()
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
@@ -224,6 +222,7 @@ class GatewaySession:
 
     def answers(self, seq: int, message: bytes) -> None:
         """Send the answer to a batch, and keep it for a resume."""
+        self.knows_of_wait = False
         self._unanswered.discard(seq)
         self._answers[seq] = message
         if len(self._answers) > self.batches_in_flight:
@@ -371,11 +370,9 @@ _NONE, _NONE_LONG = np.zeros(0), np.zeros(0, np.intp)
 MOST_UNREPORTED = 1 << 16
 
 
-def forget_oldest(ended: list[Any]) -> int:
-    """Drop the oldest of too many episodes; return the number dropped."""
-    many = max(0, len(ended) - MOST_UNREPORTED)
-    del ended[:many]
-    return many
+def forget_oldest(ended: list[Any]) -> None:
+    """Drop the oldest of too many episodes."""
+    del ended[:-MOST_UNREPORTED]
 
 
 def _acting(part: AgentSteps) -> list[int]:

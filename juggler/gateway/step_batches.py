@@ -27,6 +27,9 @@ class PlayerRows:
         player: key of the player.
         rows: [S] indices of its rows; None: all rows, in order.
         slots: [S] their places in the player.
+        rewards: [S] of the last actions.
+        early: places, and their rewards from before the first action of an episode.
+        finals: last observations [K, ...] of the K truncated rows.
         terminated: indices among the S rows where the episode ended.
         truncated: indices where it was cut off.
         paused: indices where the player does not act next.
@@ -40,6 +43,9 @@ class PlayerRows:
     player: str
     rows: list[int] | None
     slots: NDArray[np.intp]
+    rewards: list[float]
+    early: list[tuple[int, float]]
+    finals: Any
     terminated: list[int]
     truncated: list[int]
     paused: list[int]
@@ -51,29 +57,6 @@ class PlayerRows:
     def __post_init__(self) -> None:
         self.acting = np.delete(self.slots, self.paused) if self.paused else self.slots
         self.steps.due += 1
-
-    @property
-    def rewards(self) -> list[float]:
-        """Rewards [S] of the last actions."""
-        given = self.steps.rewards
-        return given if self.rows is None else [given[row] for row in self.rows]
-
-    @property
-    def early(self) -> list[tuple[int, float]]:
-        """Places, and their rewards from before the first action of an episode."""
-        given = self.steps.early
-        if self.rows is None or not given:
-            return [(int(self.slots[row]), reward) for row, reward in given]
-        places = dict(zip(self.rows, self.slots.tolist(), strict=True))
-        return [(places[row], reward) for row, reward in given if row in places]
-
-    @property
-    def finals(self) -> Any:
-        """Last observations [K, ...] of its K truncated rows."""
-        if self.rows is None:
-            return self.steps.finals
-        places = {row: place for place, row in enumerate(self.steps.truncated)}
-        return take(self.steps.finals, [places[self.rows[at]] for at in self.truncated])
 
     @property
     def shows(self) -> slice | list[int]:
@@ -225,7 +208,7 @@ def read_observations(
             put(shown, np.add(steps.paused, steps.begin), interface.nothing)
     # A bad row is replaced, so that it does not delay other simulators.
     refused: list[tuple[AgentSteps, SessionError]] = []
-    while found := interface.checks.first_bad(shown):
+    while found := interface.first_bad(shown):
         row, error = found
         steps = next(each for each in arrivals if row < each.begin + each.rows)
         refused.append((steps, _located(error, steps, row - steps.begin)))
@@ -235,7 +218,7 @@ def read_observations(
             finals = interface.observations.tree([steps.final_raw], len(steps.final_rows))
             places = {row: place for place, row in enumerate(steps.final_rows)}
             steps.finals = take(finals, [places[row] for row in steps.truncated])  # [K, ...]
-            if found := interface.checks.first_bad(steps.finals, masks=False):
+            if found := interface.first_bad(steps.finals, masks=False):
                 refused.append((steps, _located(found[1], steps, steps.truncated[found[0]])))
     return shown, refused
 
@@ -249,7 +232,9 @@ def whole(part: AgentSteps, player: str) -> PlayerRows:
     """Give all rows of an agent to one player."""
     seats = part.agent.seats[player]
     slots = seats if part.environments is part.agent.everyone else seats[part.environments]
-    return PlayerRows(part, player, None, slots, part.terminated, part.truncated, part.paused)
+    early = [(int(slots[row]), reward) for row, reward in part.early]
+    columns = part.rewards, early, part.finals, part.terminated, part.truncated, part.paused
+    return PlayerRows(part, player, None, slots, *columns)
 
 
 def split(part: AgentSteps, before: Sequence[str], after: Sequence[str]) -> list[PlayerRows]:
@@ -275,19 +260,26 @@ def split(part: AgentSteps, before: Sequence[str], after: Sequence[str]) -> list
     if len(taken) == 1:
         return [whole(part, *taken)]
     # Each player's rows have indices of their own.
-    terminated = set(part.terminated)
+    terminated, early = set(part.terminated), dict(part.early)
+    final_of = {row: place for place, row in enumerate(part.truncated)}
     shares: list[PlayerRows] = []
-    for player, rows in taken.items():
-        over = [(at, row in terminated) for at, (row, ends, _) in enumerate(rows) if ends]
+    for player, taken_rows in taken.items():
+        rows = [row for row, _, _ in taken_rows]
+        slots = part.agent.seats[player][[part.environments[row] for row in rows]]
+        over = [(at, row) for at, (row, ends, _) in enumerate(taken_rows) if ends]
         # Of the rows that end, only truncated ones have a last observation.
+        truncated = [(at, final_of[row]) for at, row in over if row not in terminated]
         share = PlayerRows(
             part,
             player,
-            [row for row, _, _ in rows],
-            part.agent.seats[player][[part.environments[row] for row, _, _ in rows]],
-            [at for at, terminates in over if terminates],
-            [at for at, terminates in over if not terminates],
-            [at for at, (_, _, acts) in enumerate(rows) if not acts],
+            rows,
+            slots,
+            [part.rewards[row] for row in rows],
+            [(int(slots[at]), early[row]) for at, row in enumerate(rows) if row in early],
+            take(part.finals, [place for _, place in truncated]) if truncated else {},
+            [at for at, row in over if row in terminated],
+            [at for at, _ in truncated],
+            [at for at, (_, _, acts) in enumerate(taken_rows) if not acts],
         )
         shares.append(share)
     return shares
