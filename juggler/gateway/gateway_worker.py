@@ -298,8 +298,10 @@ class GatewayRunner(SamplingWorker):
             trees, version = self._checkpoint(command)
         else:
             trees, version = self._newest(command)
-            if not trees:
-                return training_pb2.Evaluation()
+        # A league's player may have lost its learner, or have come after the checkpoint.
+        league = self._casting.league
+        if league is not None and league.first not in trees:
+            return training_pb2.Evaluation()
         command.version.CopyFrom(version.message())
         goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
         # Built in this thread, because simulators must not wait for it.
