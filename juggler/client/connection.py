@@ -41,8 +41,13 @@ _GOODBYE_SECONDS = 5.0  # for the gateway to process a goodbye
 _LINE_SECONDS = 10.0
 _TOO_LARGE = "message larger than max"  # in gRPC's words
 _LOG = logging.getLogger(__name__)
-#: Statuses after which another attempt may succeed.
-_BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+#: Statuses after which another attempt may succeed. Calls have no deadline here: a proxy has.
+_BROKEN = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
 
 
 class GatewayError(RuntimeError):

@@ -474,11 +474,6 @@ def _of_gateway(config: RunConfig) -> Iterator[str]:
     """Yield errors about keys for environments of EnvRunners."""
     driver, tables = config.driver, config.agents
     gateway = f"gateway = {config.env_runner.gateway!r}"
-    if (seconds := driver.evaluation_seconds) > 0 and tables.league:
-        yield (
-            f"evaluation_seconds = {seconds:g} with {gateway} and a league: simulators play only "
-            "the league's matches; set evaluation_seconds = 0"
-        )
     for key in ("num_evaluators", "evaluation_video"):
         if (value := getattr(driver, key)) != getattr(type(driver), key):
             yield f"{key} = {value} with {gateway}, which evaluates without it: leave it out"

@@ -6,8 +6,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-import grpc
-
 from juggler.runtime.actors.attachment import Attachment, Contact
 from juggler.runtime.actors.calls import CallEnd
 from juggler.runtime.actors.credentials import call_metadata
@@ -119,7 +117,7 @@ class LearnerStreams:
         self._settled(self.module_id, batch_id, dropped, explanation)
 
     def _stream_ended(self, end: CallEnd) -> None:
-        if end.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        if end.unanswered:
             self._report_once(f"connects to a learner again: {end.why}")
 
     def _shares_nothing(self, why: str) -> None:

@@ -51,6 +51,7 @@ class EnvRunnerSetup:
         mapping: the name of the function that chooses among these modules in each episode; "":
             they are drawn uniformly.
         league: requests bring the line-ups of episodes, and players are added and removed.
+        evaluates: the run has evaluations.
     """
 
     env_runner: EnvRunnerConfig
@@ -58,6 +59,7 @@ class EnvRunnerSetup:
     agents: dict[str, str | list[str]] = field(default_factory=dict)
     mapping: str = ""
     league: bool = False
+    evaluates: bool = False
 
     @property
     def critics_see(self) -> tuple[str, ...]:

@@ -11,26 +11,24 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from juggler.gateway.agents import module_of
 from juggler.gateway.recordings import LocalInference, Recording
 from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.session_manager import GatewaySettings, GatewayWork, SessionManager
 from juggler.gateway.sessions import (
-    MOST_UNREPORTED,
     PROTOCOL_MAX,
     PROTOCOL_MIN,
     SERVED,
-    WAITING,
     AgentSteps,
     GatewaySession,
     StepMessage,
 )
 from juggler.gateway.step_batches import (
-    Answers,
     PlayerRows,
-    action_batch,
     read_observations,
     read_steps,
+    write_actions,
 )
 from juggler.gateway.transport import GatewayStream, Transport
 from juggler.runtime.actors.tls import Tls
@@ -212,7 +210,7 @@ class GatewayServer:
             self.manager.players[key].receive(shares, rows_of(shares, tree))
         if self.manager.evaluations.began:
             for batch in booked:
-                self.manager.evaluations.choose(batch, fails=batch.session in errors)
+                self.manager.evaluations.follow(batch)
         for session, error in errors.items():
             self.manager.fail(session, error)
 
@@ -324,25 +322,25 @@ class GatewayServer:
     def _answer(self, share: PlayerRows, actions: list[bytes], version: Version) -> None:
         """Answer a batch of steps once it has all actions."""
         steps, batch = share.steps, share.steps.batch
-        layout = steps.agent.interface.actions
-        if not share.answer(actions, layout, version):
+        if not share.answer(actions, steps.agent.interface.actions, version):
             return
-        player, version = (steps.acted or [(share.player, version)])[0]
-        writes = self.manager.answers[player]
-        if len(steps.acted) > 1:
-            writes, version = Answers(layout, ""), Version(0, 0)
-        batch.answers[steps.index] = writes.part(steps.index, steps.rows, steps.actions, version)
+        acted = steps.acted or [(share.player, version)]
+        player, version = acted[0] if len(acted) == 1 else ("", Version(0, 0))
+        batch.answers[steps.index] = module_of(player), version
         # A message is answered as a whole, although several players may act.
         if len(batch.answers) < len(batch.parts):
             return
+        message = pb.ToSimulator()
+        answer = message.actions
+        answer.seq = batch.seq
         for part in batch.parts:
+            write_actions(answer.agents.add(), part, *batch.answers[part.index])
             part.agent.acts(part.environments)
             for at in part.paused:
                 part.agent.acted[part.environments[at]] = 0
-        batch.session.notices.discard(WAITING)
-        parts = [batch.answers[part.index] for part in batch.parts]
-        news = self._settings.curriculum.news_for(batch.session)
-        batch.session.answers(batch.seq, action_batch(batch.seq, parts, news))
+        if news := self._settings.curriculum.news_for(batch.session):
+            answer.parameters.update(news)
+        batch.session.answers(batch.seq, message.SerializeToString())
 
     def _sweep(self) -> None:
         """Do periodic work, if it is due."""
@@ -362,10 +360,7 @@ class GatewayServer:
             *(() if self._local is None else self._local.waiting)
         ]
         waiting += [share.steps.batch for player in players for share in player.waiting]
-        late = {each.session for each in waiting if each.arrived < since}
-        notify(late, WAITING)
-        if any(player.counts["episodes_untold"] for player in players):
-            notify(self.manager.sessions.by_id.values(), _UNCOUNTED)
+        notify({each.session for each in waiting if each.arrived < since})
 
     # -- information about the gateway ------------------------------------------------------------
 
@@ -380,7 +375,10 @@ class GatewayServer:
         if not self._settings.casting.table:
             without = pb.LOGGED_DATA if self._settings.refuses_logged else None
             info.modes[:] = [mode for mode in SERVED if mode != without]
-        info.agents.extend(self.manager.agents.values())
+        for key, player in self.manager.players.items():
+            observed, acted = player.interface.messages
+            policy = module_of(key) if self._settings.casting.table else ""
+            info.agents.add(observation_space=observed, action_space=acted, policy=policy)
         return info.SerializeToString()
 
     def counts(self) -> dict[str, float]:
@@ -458,17 +456,14 @@ class Clock:
             self._strike()
 
 
-_UNCOUNTED = (
-    f"no samples were requested for long: of the episodes that ended, {MOST_UNREPORTED:,} are "
-    "counted, the newest"
-)
+_WAITING = "no samples are requested now; answers come as soon as they are"
 
 
-def notify(sessions: Iterable[GatewaySession], text: str) -> None:
-    """Send simulators a notice, which each gets once."""
-    notice = pb.Notice(kind=pb.Notice.WAITING, text=text)
+def notify(sessions: Iterable[GatewaySession]) -> None:
+    """Send simulators that they wait, once until their next answer."""
+    notice = pb.Notice(kind=pb.Notice.WAITING, text=_WAITING)
     message = pb.ToSimulator(notice=notice).SerializeToString()
     for session in sessions:
-        if session.stream is not None and text not in session.notices:
+        if session.stream is not None and not session.knows_of_wait:
             session.stream.send(message)
-            session.notices.add(text)
+            session.knows_of_wait = True

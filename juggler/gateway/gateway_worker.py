@@ -42,6 +42,8 @@ from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import join_address, split_address
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import Inbox, attach_and_run
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS
+from juggler.runtime.checkpoints.weights import WEIGHTS
 from juggler.runtime.connectors.mergeable_state import from_bytes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
@@ -185,6 +187,7 @@ class GatewayRunner(SamplingWorker):
             casting=self._casting,
             rows=config.envs_per_runner,
             curriculum=self._curriculum,
+            evaluates=setup.evaluates,
         )
         # A policy that hangs is detected like an environment that hangs.
         busy = self._attachment.busy
@@ -244,6 +247,8 @@ class GatewayRunner(SamplingWorker):
                     if request.module_id == module_id:
                         self._deliveries.no_learner(command_id, request)
                         del asked.requests[command_id]
+            for _, _, evaluation in self._evaluations:
+                evaluation.given_up |= module_id in evaluation.actors
             self._casting.players.remove(module_id)
             trained = (each for each in self._casting.players if each in self._streams)
             league.forget(module_id, next(trained))
@@ -289,23 +294,51 @@ class GatewayRunner(SamplingWorker):
                     evaluation.given_up |= other.checkpoint == command.checkpoint
             self._server.wake()
             return training_pb2.Evaluation()
-        trees, version = self._checkpoint(command)
+        if command.checkpoint or command.HasField("version"):
+            trees, version = self._checkpoint(command)
+        else:
+            trees, version = self._newest(command)
+        # A league's player may have lost its learner, or have come after the checkpoint.
+        league = self._casting.league
+        if league is not None and league.first not in trees:
+            return training_pb2.Evaluation()
         command.version.CopyFrom(version.message())
         goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
         # Built in this thread, because simulators must not wait for it.
         actors = {
             key: player.greedy_actor(trees.get(player.module_id))
             for key, player in [*self._players.items()]  # the gateway may add one
-            if player.module_id != RANDOM
+            if self._evaluates(player)
         }
         evaluation = GreedyEpisodes(actors, command.episodes, command.most_steps, goal)
         with self._server.between_turns():
             for key, player in self._players.items():
-                if player.is_frozen and key not in actors:  # it has just come
+                # It has just come.
+                if player.is_frozen and self._evaluates(player) and key not in actors:
                     actors[key] = player.greedy_actor(None)
             self._evaluations.append((command_id, command, evaluation))
         self._server.wake()
         return None
+
+    def _evaluates(self, player: ServedPlayer) -> bool:
+        """Return whether evaluations play with this player."""
+        league = self._casting.league
+        return player.module_id != RANDOM if league is None else player.module_id == league.first
+
+    def _newest(self, command: training_pb2.Evaluate) -> tuple[dict[str, Tree], Version]:
+        """Return a league's first player as in a checkpoint.
+
+        It has its newest weights. {}: it has no learner.
+        """
+        module_id, newest = self._of_league().first, list[Tree]()
+        streams = self._streams[module_id]
+        streams.version = None  # an earlier evaluation may have had the same weights
+        removed = partial(self._loop.waits, training_pb2.RemovePlayer)
+        if not streams.act_on(Version(0, 0), removed, newest.append):
+            return {}, Version(0, 0)
+        learned = from_bytes(command.connector_state) if command.connector_state else {}
+        tree: Tree = {WEIGHTS: newest[0], CONNECTORS: learned.get(module_id, {})}
+        return {module_id: tree}, streams.version or Version(0, 0)
 
     def _continue_evaluation(self) -> None:
         """Start the next evaluation, or report a finished one."""
@@ -359,7 +392,7 @@ class GatewayRunner(SamplingWorker):
             frozen=self._frozen,
             episodes=episodes,
         )
-        if player.is_frozen:
+        if player.is_frozen and self._evaluates(player):
             # Its first agent may come during an evaluation, or while one waits.
             for _, _, evaluation in self._evaluations:
                 actor = evaluation.actors[key] = player.greedy_actor(None)

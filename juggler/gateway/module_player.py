@@ -203,7 +203,7 @@ class ModulePlayer(PacedSlots):
             self._forget_episodes(places[~trained])
             places = places[trained]
         super()._end_episodes(places)
-        self.counts["episodes_untold"] += forget_oldest(self.ended)
+        forget_oldest(self.ended)
 
     # -- outgoing actions -------------------------------------------------------------------------
 

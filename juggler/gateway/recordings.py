@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.module_player import ModulePlayer
-from juggler.gateway.row_layout import SpaceLayout, ValueChecks, check_rewards, read_infos
+from juggler.gateway.row_layout import AgentInterface, check_rewards, read_infos
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.session_manager import SessionManager
-from juggler.gateway.sessions import WAITING, GatewaySession
+from juggler.gateway.sessions import GatewaySession
 from juggler.gateway.step_batches import to_message
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.acting.actor import Actor
@@ -104,16 +104,12 @@ class RecordingReader:
     """Reads recordings, and checks them.
 
     Args:
-        observation_space: space of the simulators' observations.
-        action_space: space of the actions that policies choose.
+        interface: the simulators' observations, and the actions that policies choose.
     """
 
-    def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
-        self._observations, self._actions = (
-            SpaceLayout(observation_space),
-            SpaceLayout(action_space),
-        )
-        self._checks = ValueChecks(observation_space, action_space)
+    def __init__(self, interface: AgentInterface) -> None:
+        observation_space, action_space = interface.spaces
+        self._interface = interface
         self._leaves = space_leaves(action_space)
         self._choices = choices_of(self._leaves)
         self._masked = holds_masks(observation_space)
@@ -154,11 +150,11 @@ class RecordingReader:
             raise SessionError(Code.WRONG_SHAPE, text)
         check_rewards(message.rewards, lambda step: f"step {step}")
         rewards = np.array(message.rewards, np.float32)  # [L]
-        raw = self._observations.raw(message.observations, steps + 1, "observations")
-        observations = self._observations.tree([raw], steps + 1)  # [L + 1, ...]
+        raw = self._interface.observations.raw(message.observations, steps + 1, "observations")
+        observations = self._interface.observations.tree([raw], steps + 1)  # [L + 1, ...]
         self._check_observations(observations, message.terminated or message.truncated)
-        raw = self._actions.raw(message.actions, steps, "actions")
-        actions = self._actions.tree([raw], steps)  # [L, ...]
+        raw = self._interface.actions.raw(message.actions, steps, "actions")
+        actions = self._interface.actions.tree([raw], steps)  # [L, ...]
         self._check_actions(observations, actions)
         # Everything has been checked: no row gets a part of a bad recording.
         return Recording(
@@ -181,9 +177,9 @@ class RecordingReader:
         if ended:
             last = tree_map(lambda array: array[-1:], observations)  # [1, ...]
             observations = tree_map(lambda array: array[:-1], observations)  # [L, ...]
-            if found := self._checks.first_bad(last, masks=False):
+            if found := self._interface.first_bad(last, masks=False):
                 raise found[1]
-        if found := self._checks.first_bad(observations):
+        if found := self._interface.first_bad(observations):
             raise SessionError(found[1].code, f"step {found[0]}: {found[1]}")
 
     def _log_probabilities(self, given: Any, steps: int) -> NDArray[np.float32]:
@@ -284,9 +280,8 @@ class LocalInference:
         self.bytes_waiting = 0
         self._manager, self._player, self._wake = manager, player, wake
         self._curriculum = curriculum
-        self._reader = RecordingReader(
-            player.interface.spaces[0], player.policy.module_to_env.action_space
-        )
+        chosen = player.policy.module_to_env.action_space
+        self._reader = RecordingReader(AgentInterface(player.interface.spaces[0], chosen))
         self._publisher = Publisher(player.policy, *player.interface.spaces)
         self._asking: list[GatewaySession] = []  # sessions that wait for a policy
         self._announced = Version(0, 0)  # to all sessions
@@ -375,11 +370,13 @@ class LocalInference:
                     ends=recording.ends,
                 )
             # The newest version lets a simulator decide whether to pull it.
-            recorded = pb.Recorded(seq=recording.seq, stale=recording.stale, newest=newest)
-            if self._curriculum.news_for(recording.session):
-                recorded.parameters.update(self._curriculum.parameters)
+            recorded = pb.Recorded(
+                seq=recording.seq,
+                stale=recording.stale,
+                newest=newest,
+                parameters=self._curriculum.news_for(recording.session),
+            )
             message = pb.ToSimulator(recorded=recorded).SerializeToString()
-            recording.session.notices.discard(WAITING)
             recording.session.answers(recording.seq, message)
         if player.version == Version(0, 0):
             return  # no weights yet

@@ -16,6 +16,7 @@ from juggler.gateway.session_errors import Code, SessionError
 from juggler.runtime.connectors.leaves import at, holds_masks, observed_leaves
 from juggler.runtime.episodes.batch import MOST_REWARD, TOO_LARGE
 from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves, zeros
 from juggler.runtime.wire.trees import Path, Skeleton, Tree, dtype_to_number, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -107,23 +108,38 @@ class SpaceLayout:
         return self._skeleton.fill(arrays)
 
 
-class ValueChecks:
-    """Checks that policies and learners can use observations.
+class AgentInterface:
+    """The observations and actions of agents with equal spaces.
 
     Args:
-        observation_space: space of one observation, with its action mask if it has one.
-        action_space: space of one action.
+        observation_space: space of one agent's observations.
+        action_space: space of one agent's actions.
+
+    Attributes:
+        spaces: the spaces of observations and of actions.
+        messages: the same as messages, which differ wherever the spaces do.
+        observations: arrays of the observations.
+        actions: arrays of the actions.
+        nothing: [1, ...] placeholder of a missing observation.
 
     Raises:
+        UnsupportedSpace: a space cannot be sent as arrays.
         ValueError: masks do not fit the actions.
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        self.spaces = observation_space, action_space
+        self.messages = space_to_message(observation_space), space_to_message(action_space)
+        self.observations, self.actions = SpaceLayout(observation_space), SpaceLayout(action_space)
         self._choices = choices_of(observed_leaves(observation_space).items())
         self._legal = LegalActions.of(observation_space, action_space)
+        self.nothing = zeros(observation_space, (1,))
+        if holds_masks(observation_space):
+            for _, mask in flatten(at(self.nothing, (ACTION_MASK,))):
+                mask[...] = 1
 
     def first_bad(self, observations: Tree, masks: bool = True) -> tuple[int, SessionError] | None:
-        """Return the first bad row and its error, or None.
+        """Return the first unusable row and its error, or None.
 
         Args:
             observations: a tree of arrays.
@@ -148,35 +164,6 @@ class ValueChecks:
                 text = "its action mask allows no action: end the episode instead"
                 return _first(legal), SessionError(Code.NO_LEGAL_ACTION, text)
         return None
-
-
-class AgentInterface:
-    """The observations and actions of agents with equal spaces.
-
-    Args:
-        observation_space: space of one agent's observations.
-        action_space: space of one agent's actions.
-
-    Attributes:
-        spaces: the spaces of observations and of actions.
-        observations: arrays of the observations.
-        actions: arrays of the actions.
-        checks: checks observations.
-        nothing: [1, ...] placeholder of a missing observation.
-
-    Raises:
-        UnsupportedSpace: a space cannot be sent as arrays.
-        ValueError: masks do not fit the actions.
-    """
-
-    def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
-        self.spaces = observation_space, action_space
-        self.observations, self.actions = SpaceLayout(observation_space), SpaceLayout(action_space)
-        self.checks = ValueChecks(observation_space, action_space)
-        self.nothing = zeros(observation_space, (1,))
-        if holds_masks(observation_space):
-            for _, mask in flatten(at(self.nothing, (ACTION_MASK,))):
-                mask[...] = 1
 
 
 def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None:

@@ -38,7 +38,7 @@ from juggler.gateway.sessions import (
     forget_oldest,
 )
 from juggler.gateway.simulator_evaluation import Evaluations
-from juggler.gateway.step_batches import Answers, PlayerRows, split, whole
+from juggler.gateway.step_batches import PlayerRows, split, whole
 from juggler.gateway.transport import MESSAGE_BYTES, GatewayStream
 from juggler.runtime.actors.hub import one_line
 from juggler.runtime.episodes.version import DEFAULT_MODULE
@@ -47,6 +47,7 @@ from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
+_SPACES = "observation_space", "action_space"  # fields of a pb.Agent
 #: Reason of a session that closed because its simulator did not return.
 LOST = "it did not come back"
 
@@ -91,6 +92,7 @@ class GatewaySettings:
         casting: assigns modules to agents.
         rows: rows of a batch, for each agent of its module; 0: do not report too few rows.
         curriculum: seeds and parameters of episodes.
+        evaluates: the run has evaluations.
     """
 
     max_batch: int
@@ -102,6 +104,7 @@ class GatewaySettings:
     casting: ModuleAssignment = field(default_factory=ModuleAssignment)
     rows: int = 0
     curriculum: Curriculum = field(default_factory=Curriculum)
+    evaluates: bool = False
 
 
 class SessionManager:
@@ -117,8 +120,6 @@ class SessionManager:
         guests: logs simulators that connect and leave.
         evaluations: lets evaluations play some of the episodes.
         players: players by key, each made when a simulator has reported its spaces.
-        agents: agents with these spaces, by player.
-        answers: writers of actions, by player.
         env_ended: return and length of environments' ended episodes, summed over the agents. Empty
             if simulators have one agent each.
         env_steps: steps of these environments so far.
@@ -128,11 +129,10 @@ class SessionManager:
         self._work, self._settings, self._counts = work, settings, counts
         self._casting = settings.casting
         self.sessions = Sessions(settings.resume_seconds)
-        self.guests = ConnectionLog(self.sessions, work.report_line, settings.rows)
+        guests = ConnectionLog(self.sessions, work.report_line, settings.rows, settings.evaluates)
+        self.guests = guests
         self.players: dict[str, ModulePlayer] = {}
         self.evaluations = Evaluations(self.players, self.sessions.by_id)
-        self.agents: dict[str, pb.Agent] = {}
-        self.answers: dict[str, Answers] = {}
         self.env_ended: list[tuple[float, int]] = []
         self.env_steps = 0
         self._agent_returns: AgentReturns = {}
@@ -160,7 +160,7 @@ class SessionManager:
         if resumed:
             session = self.sessions.resumed(hello)
             for agent, given in zip(session.agents, hello.agents, strict=True):
-                self._must_have(self.agents[agent.player], given)
+                self._must_have(agent.player, agent.interface, given)
             if session.stream is not None:
                 text = "another stream goes on with this session"
                 self.send_error(session, SessionError(Code.SUPERSEDED, text))
@@ -198,17 +198,20 @@ class SessionManager:
         self, stream: GatewayStream, hello: pb.Hello, cast: list[tuple[str, ...]]
     ) -> GatewaySession:
         """Return a new session, whose agents have players."""
-        fresh: dict[str, tuple[pb.Agent, AgentInterface]] = {}
+        fresh: dict[str, AgentInterface] = {}
         for given, players in zip(hello.agents, cast, strict=True):
             for key in players:
-                if key not in self.agents and key not in fresh:
-                    fresh[key] = self._read(given, key)
-                self._must_have(self.agents[key] if key in self.agents else fresh[key][0], given)
+                if key in self.players:
+                    self._must_have(key, self.players[key].interface, given)
+                elif key in fresh:
+                    self._must_have(key, fresh[key], given)
+                else:
+                    fresh[key] = self._read(given)
         # Nothing above keeps anything, so a refused hello leaves no trace.
         self._make_room(hello)
-        for key, one in fresh.items():
+        for key, interface in fresh.items():
             try:
-                self._prepare(key, sum(key in players for players in cast), *one)
+                self._prepare(key, sum(key in players for players in cast), interface)
             except (WireError, UnsupportedSpace) as error:
                 raise SessionError(Code.WRONG_SPACES, str(error)) from error
         several = bool(self._casting.table)
@@ -235,26 +238,19 @@ class SessionManager:
             infos = SessionInfos(list(hello.info_names), *counts, self._infos)
         return GatewaySession(agents, hello, stream, episodes, infos)
 
-    def _prepare(self, key: str, count: int, agent: pb.Agent, interface: AgentInterface) -> None:
-        alike = (
-            self.players[each].interface
-            for each, other in self.agents.items()
-            if other.observation_space == agent.observation_space
-            and other.action_space == agent.action_space
-        )
+    def _prepare(self, key: str, count: int, interface: AgentInterface) -> None:
+        known = (player.interface for player in self.players.values())
+        alike = (each for each in known if each.messages == interface.messages)
         interface = next(alike, interface)  # equal spaces share one
-        self.players[key], self.agents[key] = self._work.prepare(key, count, interface), agent
-        self.answers[key] = Answers(interface.actions, module_of(key))
+        self.players[key] = self._work.prepare(key, count, interface)
 
     def add_player(self, module_id: str) -> None:
         """Add a player to a league."""
         if not self.players:
             return  # no simulator has reported its spaces
-        agent = pb.Agent()  # all agents of a league have equal spaces
-        agent.CopyFrom(next(iter(self.agents.values())))
-        agent.policy = module_id
+        # All agents of a league have equal spaces.
         interface = next(iter(self.players.values())).interface
-        self._prepare(module_id, len(self._casting.table), agent, interface)
+        self._prepare(module_id, len(self._casting.table), interface)
         for session in self.sessions.by_id.values():
             for each in session.agents:
                 each.seat(module_id, self.players[module_id].seat(session.environments))
@@ -264,10 +260,9 @@ class SessionManager:
         for session in self.sessions.by_id.values():
             for each in session.agents:
                 each.unseat(module_id)
-        if (player := self.players.get(module_id)) is not None:
-            self._counts.update(player.counts)
-        for of_players in (self.players, self.agents, self.answers):
-            of_players.pop(module_id, None)
+        if module_id in self.players:
+            self._counts.update(self.players[module_id].counts)
+            del self.players[module_id]
 
     def _make_room(self, hello: pb.Hello) -> None:
         """Close sessions of vanished simulators to make room for a new one.
@@ -283,42 +278,35 @@ class SessionManager:
         while no_room(more, self._load):
             self.lose(gone.pop(0))
 
-    def _read(self, given: pb.Agent, key: str) -> tuple[pb.Agent, AgentInterface]:
+    def _read(self, given: pb.Agent) -> AgentInterface:
         """Read the spaces that all agents of a player have.
 
         Raises:
             SessionError: policies do not support the spaces.
         """
-        observation_space = read_space(given, "observation_space")
-        action_space = read_space(given, "action_space")
+        observed, acted = (read_space(given, name) for name in _SPACES)
         try:
-            steps = self._settings.fragment_steps
-            interface = fitting(observation_space, action_space, steps)
+            return fitting(observed, acted, self._settings.fragment_steps)
         except ValueError as error:
             raise SessionError(Code.WRONG_SPACES, f"{whose(given)}{error}") from error
-        agent = pb.Agent(
-            observation_space=space_to_message(observation_space),
-            action_space=space_to_message(action_space),
-            policy=module_of(key) if self._casting.table else "",
-        )
-        return agent, interface
 
-    def _must_have(self, ours: pb.Agent, given: pb.Agent) -> None:
-        """Check that an agent has the spaces of earlier agents.
+    def _must_have(self, key: str, interface: AgentInterface, given: pb.Agent) -> None:
+        """Check that an agent has the spaces of a player's earlier agents.
 
         Raises:
             SessionError: a space differs.
         """
-        for name in ("observation_space", "action_space"):
-            our, its = getattr(ours, name), getattr(given, name)
-            if our == its or space_to_message(space := read_space(given, name)) == our:
+        for name, our, ours in zip(_SPACES, interface.messages, interface.spaces, strict=True):
+            if our == getattr(given, name):
+                continue
+            if space_to_message(space := read_space(given, name)) == our:
                 continue
             first = "that of the run's first simulator"
             rule = "all simulators of a run must have the same"
-            if ours.policy:
-                first = f"that of the first agent of module {ours.policy!r}"
+            if self._casting.table:
+                first = f"that of the first agent of module {module_of(key)!r}"
                 rule = "all agents of a module must have the same"
-            what = difference(space, read_space(ours, name), f"this {name}", first)
+            what = difference(space, ours, f"this {name}", first)
             raise SessionError(Code.WRONG_SPACES, f"{whose(given)}{what}: {rule}")
 
     def end(self, stream: GatewayStream, error: SessionError, arrivals: list[StepMessage]) -> None:
@@ -383,6 +371,7 @@ class SessionManager:
         episodes = batch.session.episodes
         if episodes is None or not episodes.drawn:
             self._book(batch)
+            self.evaluations.begin_episodes(batch, self.evaluations.choose(batch))
             return [whole(part, part.agent.player) for part in batch.parts]
         # The reward belongs to the old line-up, the next action to the new one.
         before = [self._players_of(part) for part in batch.parts]
@@ -390,10 +379,12 @@ class SessionManager:
         if not batch.began:
             after = before
         else:
+            chosen = self.evaluations.choose(batch)
             try:
-                episodes.begin(batch.began)
+                episodes.begin(batch.began, chosen)
             except LineUpError as error:
                 raise SessionError(Code.NOT_SERVED, str(error), batch.seq) from error
+            self.evaluations.begin_episodes(batch, chosen)
             after = [self._players_of(part) for part in batch.parts]
         parts = zip(batch.parts, before, after, strict=True)
         return [share for part, *players in parts for share in split(part, *players)]
@@ -632,6 +623,7 @@ class ConnectionLog:
         sessions: the open sessions.
         report_line: reports a line, as `GatewayWork.report_line` does.
         rows: maximum number of environments that fit a batch; 0: no maximum.
+        evaluates: the run has evaluations.
         clock: returns seconds.
     """
 
@@ -640,14 +632,11 @@ class ConnectionLog:
         sessions: Sessions,
         report_line: Callable[[str, bool, int, int], None],
         rows: int = 0,
+        evaluates: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sessions, self._report_line, self._rows, self._clock = (
-            sessions,
-            report_line,
-            rows,
-            clock,
-        )
+        self._sessions, self._report_line = sessions, report_line
+        self._rows, self._evaluates, self._clock = rows, evaluates, clock
         self._of: dict[str, _Lines] = {}  # by kind of line
         self._warned_of_rows = False
 
@@ -669,6 +658,16 @@ class ConnectionLog:
                 f"has simulators with {environments:,} environments, and a batch has "
                 f"envs_per_runner = {self._rows:,} rows for each agent: the others wait meanwhile, "
                 "or become too old. Let envs_per_runner be the number of all environments",
+                True,
+            )
+        # Known at once, and not only after the first evaluation has waited for a simulator.
+        if self._evaluates and not self._sessions.asking:
+            self._evaluates = False  # one warning
+            mode = pb.Mode.Name(session.mode)
+            self._report(
+                f"evaluation_seconds: in the mode {mode} of the simulator at {session.peer}, the "
+                "gateway does not act, so no evaluation can play its episodes: connect a simulator "
+                "with the mode REMOTE_INFERENCE, too, or set evaluation_seconds = 0",
                 True,
             )
 

@@ -39,8 +39,6 @@ PROTOCOL_MIN = PROTOCOL_MAX = 1
 #: How long a session waits for a simulator that vanished.
 RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
-#: A notice, which a simulator gets once until its next answer.
-WAITING = "no samples are requested now; answers come as soon as they are"
 SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
 
 
@@ -152,7 +150,7 @@ class GatewaySession:
         seed: seed of its episodes; set by the manager.
         parameters: parameters that its simulator has, by name; None: unknown.
         lost_at: when it vanished, in seconds of `time.monotonic`.
-        notices: notices that it got, `WAITING` since its last answer.
+        knows_of_wait: it has had a notice since its last answer.
     """
 
     def __init__(
@@ -180,7 +178,7 @@ class GatewaySession:
         self.seed = 0
         self.parameters: Mapping[str, float] | None = None
         self.lost_at = 0.0
-        self.notices: set[str] = set()
+        self.knows_of_wait = False
         self._unanswered: set[int] = set()
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
@@ -224,6 +222,7 @@ class GatewaySession:
 
     def answers(self, seq: int, message: bytes) -> None:
         """Send the answer to a batch, and keep it for a resume."""
+        self.knows_of_wait = False
         self._unanswered.discard(seq)
         self._answers[seq] = message
         if len(self._answers) > self.batches_in_flight:
@@ -371,11 +370,9 @@ _NONE, _NONE_LONG = np.zeros(0), np.zeros(0, np.intp)
 MOST_UNREPORTED = 1 << 16
 
 
-def forget_oldest(ended: list[Any]) -> int:
-    """Drop the oldest of too many episodes; return the number dropped."""
-    many = max(0, len(ended) - MOST_UNREPORTED)
-    del ended[:many]
-    return many
+def forget_oldest(ended: list[Any]) -> None:
+    """Drop the oldest of too many episodes."""
+    del ended[:-MOST_UNREPORTED]
 
 
 def _acting(part: AgentSteps) -> list[int]:
@@ -526,15 +523,21 @@ class SharedEpisodes:
         """Return the ids of modules [K, A] in environments [K]."""
         return self._players.of(np.array(environments, np.intp))
 
-    def begin(self, environments: Sequence[int]) -> None:
+    def begin(self, environments: Sequence[int], evaluated: Sequence[int]) -> None:
         """Draw line-ups for new episodes in environments [K].
+
+        Args:
+            environments: the K environments.
+            evaluated: environments among them that play for an evaluation.
 
         Raises:
             LineUpError: an environment gets no line-up.
         """
         assert self._line_ups is not None
         began = np.array(environments, np.intp)
-        line_up = self._line_ups.begin(self._numbers[began])
+        line_up = self._line_ups.begin(
+            self._numbers[began], self._numbers[list(evaluated)].tolist()
+        )
         ours = line_up.players.reshape(len(began), -1)[:, self._column]  # [K, A]
         slots = began[:, None] * len(self.names) + np.arange(len(self.names))  # [K, A]
         self._players.line_up(LineUp(slots.ravel(), ours.ravel()))
@@ -711,7 +714,8 @@ class StepMessage:
         over: environments whose episodes end.
         idle: by environment, rewards of agents that never acted in an ended episode.
         began: environments whose next episodes begin, if the session counts episodes.
-        answers: actions of each part, by the index of its agent.
+        evaluated: environments whose next episodes an evaluation plays.
+        answers: module and version that acted, by the index of the agent; all rows have actions.
         arrived: seconds of `time.perf_counter`.
     """
 
@@ -721,5 +725,6 @@ class StepMessage:
     over: list[int] = field(default_factory=list)
     idle: dict[int, float] = field(default_factory=dict)
     began: list[int] = field(default_factory=list)
-    answers: dict[int, bytes] = field(default_factory=dict)
+    evaluated: list[int] = field(default_factory=list)
+    answers: dict[int, tuple[str, Version]] = field(default_factory=dict)
     arrived: float = field(default_factory=time.perf_counter)

@@ -101,7 +101,8 @@ class Evaluations:
         """Play new episodes without exploration."""
         self.running, self.began = evaluation, True
         for key, actor in evaluation.actors.items():
-            self._players[key].evaluate(actor)
+            if key in self._players:  # a league's player may have left since
+                self._players[key].evaluate(actor)
 
     def end(self, *, at_once: bool) -> GreedyEpisodes | None:
         """Remove and return the evaluation, if it has ended or `at_once`."""
@@ -164,28 +165,39 @@ class Evaluations:
             into, names = self.running.agent_returns, session.episodes.names
             add_returns(into, names, booked.agent_returns[which], players)
 
-    def choose(self, batch: StepMessage, *, fails: bool = False) -> None:
-        """Choose which new episodes to play, and leave the longest ones.
+    def choose(self, batch: StepMessage) -> list[int]:
+        """Return the environments whose new episodes the evaluation may play.
+
+        Args:
+            batch: its ended episodes are booked.
+        """
+        evaluation = self.running
+        if evaluation is None or not (missing := evaluation.missing):
+            return []
+        environments = sum(each.environments for each in self._sessions.values())
+        most = environments if evaluation.everywhere else max(1, environments // 2)
+        more = min(missing, most - evaluation.running)
+        return _began(batch)[:more] if more > 0 else []
+
+    def begin_episodes(self, batch: StepMessage, chosen: list[int]) -> None:
+        """Note that the evaluation plays the chosen new episodes."""
+        batch.evaluated = chosen
+        if self.running is not None:
+            self.running.running += len(chosen)
+
+    def follow(self, batch: StepMessage) -> None:
+        """Set the purposes of new episodes, and leave the longest ones.
 
         Args:
             batch: its results are in players.
-            fails: a later batch ends its session, so it plays nothing more.
         """
         session, evaluation = batch.session, self.running
         if batch.over:
             self._set(session, batch.over, TRAINING)
-        if evaluation is None or fails:
-            return
-        if evaluation.most_steps:
+        if evaluation is not None and evaluation.most_steps:
             self._leave_long(batch, evaluation)
-        if not (missing := evaluation.missing):
-            return
-        environments = sum(each.environments for each in self._sessions.values())
-        most = environments if evaluation.everywhere else max(1, environments // 2)
-        more = min(missing, most - evaluation.running)
-        if more > 0 and (began := _began(batch)[:more]):
-            evaluation.running += len(began)
-            self._set(session, began, EVALUATED)
+        if batch.evaluated:
+            self._set(session, batch.evaluated, EVALUATED)
 
     def _leave_long(self, batch: StepMessage, evaluation: GreedyEpisodes) -> None:
         """Count the episodes that take too long with their returns so far."""

@@ -1,10 +1,9 @@
-"""Reads and checks batches of steps, and writes the answers."""
+"""Reads and checks batches of steps, and writes their actions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from juggler.gateway.row_layout import AgentInterface, SpaceLayout, check_reward
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.sessions import AgentSteps, GatewaySession, SessionAgent, StepMessage
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.chunks import write_varint
 from juggler.runtime.wire.structures import put, take
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -29,6 +27,9 @@ class PlayerRows:
         player: key of the player.
         rows: [S] indices of its rows; None: all rows, in order.
         slots: [S] their places in the player.
+        rewards: [S] of the last actions.
+        early: places, and their rewards from before the first action of an episode.
+        finals: last observations [K, ...] of the K truncated rows.
         terminated: indices among the S rows where the episode ended.
         truncated: indices where it was cut off.
         paused: indices where the player does not act next.
@@ -42,6 +43,9 @@ class PlayerRows:
     player: str
     rows: list[int] | None
     slots: NDArray[np.intp]
+    rewards: list[float]
+    early: list[tuple[int, float]]
+    finals: Any
     terminated: list[int]
     truncated: list[int]
     paused: list[int]
@@ -53,29 +57,6 @@ class PlayerRows:
     def __post_init__(self) -> None:
         self.acting = np.delete(self.slots, self.paused) if self.paused else self.slots
         self.steps.due += 1
-
-    @property
-    def rewards(self) -> list[float]:
-        """Rewards [S] of the last actions."""
-        given = self.steps.rewards
-        return given if self.rows is None else [given[row] for row in self.rows]
-
-    @property
-    def early(self) -> list[tuple[int, float]]:
-        """Places, and their rewards from before the first action of an episode."""
-        given = self.steps.early
-        if self.rows is None or not given:
-            return [(int(self.slots[row]), reward) for row, reward in given]
-        places = dict(zip(self.rows, self.slots.tolist(), strict=True))
-        return [(places[row], reward) for row, reward in given if row in places]
-
-    @property
-    def finals(self) -> Any:
-        """Last observations [K, ...] of its K truncated rows."""
-        if self.rows is None:
-            return self.steps.finals
-        places = {row: place for place, row in enumerate(self.steps.truncated)}
-        return take(self.steps.finals, [places[self.rows[at]] for at in self.truncated])
 
     @property
     def shows(self) -> slice | list[int]:
@@ -227,7 +208,7 @@ def read_observations(
             put(shown, np.add(steps.paused, steps.begin), interface.nothing)
     # A bad row is replaced, so that it does not delay other simulators.
     refused: list[tuple[AgentSteps, SessionError]] = []
-    while found := interface.checks.first_bad(shown):
+    while found := interface.first_bad(shown):
         row, error = found
         steps = next(each for each in arrivals if row < each.begin + each.rows)
         refused.append((steps, _located(error, steps, row - steps.begin)))
@@ -237,7 +218,7 @@ def read_observations(
             finals = interface.observations.tree([steps.final_raw], len(steps.final_rows))
             places = {row: place for place, row in enumerate(steps.final_rows)}
             steps.finals = take(finals, [places[row] for row in steps.truncated])  # [K, ...]
-            if found := interface.checks.first_bad(steps.finals, masks=False):
+            if found := interface.first_bad(steps.finals, masks=False):
                 refused.append((steps, _located(found[1], steps, steps.truncated[found[0]])))
     return shown, refused
 
@@ -251,7 +232,9 @@ def whole(part: AgentSteps, player: str) -> PlayerRows:
     """Give all rows of an agent to one player."""
     seats = part.agent.seats[player]
     slots = seats if part.environments is part.agent.everyone else seats[part.environments]
-    return PlayerRows(part, player, None, slots, part.terminated, part.truncated, part.paused)
+    early = [(int(slots[row]), reward) for row, reward in part.early]
+    columns = part.rewards, early, part.finals, part.terminated, part.truncated, part.paused
+    return PlayerRows(part, player, None, slots, *columns)
 
 
 def split(part: AgentSteps, before: Sequence[str], after: Sequence[str]) -> list[PlayerRows]:
@@ -277,19 +260,26 @@ def split(part: AgentSteps, before: Sequence[str], after: Sequence[str]) -> list
     if len(taken) == 1:
         return [whole(part, *taken)]
     # Each player's rows have indices of their own.
-    terminated = set(part.terminated)
+    terminated, early = set(part.terminated), dict(part.early)
+    final_of = {row: place for place, row in enumerate(part.truncated)}
     shares: list[PlayerRows] = []
-    for player, rows in taken.items():
-        over = [(at, row in terminated) for at, (row, ends, _) in enumerate(rows) if ends]
+    for player, taken_rows in taken.items():
+        rows = [row for row, _, _ in taken_rows]
+        slots = part.agent.seats[player][[part.environments[row] for row in rows]]
+        over = [(at, row) for at, (row, ends, _) in enumerate(taken_rows) if ends]
         # Of the rows that end, only truncated ones have a last observation.
+        truncated = [(at, final_of[row]) for at, row in over if row not in terminated]
         share = PlayerRows(
             part,
             player,
-            [row for row, _, _ in rows],
-            part.agent.seats[player][[part.environments[row] for row, _, _ in rows]],
-            [at for at, terminates in over if terminates],
-            [at for at, terminates in over if not terminates],
-            [at for at, (_, _, acts) in enumerate(rows) if not acts],
+            rows,
+            slots,
+            [part.rewards[row] for row in rows],
+            [(int(slots[at]), early[row]) for at, row in enumerate(rows) if row in early],
+            take(part.finals, [place for _, place in truncated]) if truncated else {},
+            [at for at, row in over if row in terminated],
+            [at for at, _ in truncated],
+            [at for at, (_, _, acts) in enumerate(taken_rows) if not acts],
         )
         shares.append(share)
     return shares
@@ -371,68 +361,21 @@ def _finals(
     return layout.raw(rows.final_observations, len(places), "final observations"), places
 
 
-#: Fields and wire types of simulator.proto.
-_TO_SIMULATOR_ACTIONS = b"\x12"
-_BATCH_SEQ, _BATCH_AGENTS = b"\x08", b"\x12"
-_ACTIONS_ACTIONS = b"\x22"
-_TENSOR_DATA = b"\x22"
-
-
-def action_batch(seq: int, parts: Sequence[bytes], more: bytes) -> bytes:
-    """Write a ToSimulator with an ActionBatch.
+def write_actions(into: pb.Actions, steps: AgentSteps, policy: str, version: Version) -> None:
+    """Write the actions of all rows of an agent into an answer.
 
     Args:
-        seq: number of the batch of steps.
-        parts: parts of its agents, as `Answers.part` writes them.
-        more: serialized further fields of the ActionBatch.
+        into: part of the answer.
+        steps: rows with their actions.
+        policy: name of the module that acted; "": several.
+        version: version of its weights.
     """
-    content = b"".join([_BATCH_SEQ, write_varint(seq), *parts, more])
-    return b"".join([_TO_SIMULATOR_ACTIONS, write_varint(len(content)), content])
-
-
-class Answers:
-    """Writes the actions of a policy.
-
-    Args:
-        layout: layout of the actions.
-        policy: name of the policy.
-    """
-
-    def __init__(self, layout: SpaceLayout, policy: str) -> None:
-        self._leaves, self._policy = layout.leaves, policy
-        self._version: Version | None = None
-        # Bytes before each leaf, by agent and number of rows, for this version.
-        self._beginnings: dict[tuple[int, int], list[bytes]] = {}
-
-    def part(self, agent: int, rows: int, data: Sequence[bytes], version: Version) -> bytes:
-        """Write one agent's part of an ActionBatch.
-
-        Args:
-            agent: its index in the session.
-            rows: R.
-            data: bytes of each leaf, R rows.
-            version: version of the weights that acted.
-        """
-        if version != self._version:
-            self._version, self._beginnings = version, {}
-        key = agent, rows
-        if key not in self._beginnings:
-            self._beginnings[key] = self._written(agent, rows, version)
-        pairs = zip(self._beginnings[key], data, strict=True)
-        return b"".join(chain.from_iterable(pairs))
-
-    def _written(self, agent: int, rows: int, version: Version) -> list[bytes]:
-        acted = to_message(version)
-        head = pb.Actions(agent=agent, policy=self._policy, version=acted).SerializeToString()
-        tensors = []
-        for leaf in self._leaves:
-            shape, size = (rows, *leaf.shape), rows * leaf.row_bytes
-            tensor = pb.NamedTensor(path=leaf.path, dtype=leaf.number, shape=shape)
-            begins = tensor.SerializeToString() + _TENSOR_DATA + write_varint(size)
-            tensors.append(_ACTIONS_ACTIONS + write_varint(len(begins) + size) + begins)
-        size = len(head) + sum(map(len, tensors)) + rows * sum(x.row_bytes for x in self._leaves)
-        tensors[0] = _BATCH_AGENTS + write_varint(size) + head + tensors[0]
-        return tensors
+    into.agent, into.policy = steps.index, policy
+    into.version.generation, into.version.update = version
+    # In place: a message that is made first would be copied.
+    for leaf, data in zip(steps.agent.interface.actions.leaves, steps.actions, strict=True):
+        shape = (steps.rows, *leaf.shape)
+        into.actions.add(path=leaf.path, dtype=leaf.number, shape=shape, data=bytes(data))
 
 
 def to_message(version: Version) -> pb.PolicyVersion:

@@ -49,6 +49,24 @@ def test_a_connection_that_breaks_is_told_and_so_is_who_comes_back() -> None:
         assert said(world, "has again the simulator at 127.0.0.1:")[2:] == (1, 1)
 
 
+@pytest.mark.parametrize("mode", [pb.LOCAL_INFERENCE, pb.LOGGED_DATA])
+def test_a_run_with_evaluations_warns_once_where_no_simulator_lets_the_gateway_act(
+    mode: pb.Mode,
+) -> None:
+    def warnings_of(world: GatewayWorld) -> list[bool]:
+        for _ in range(2):
+            with RawSimulator(world.address) as simulator:
+                assert simulator.greet(mode=mode).HasField("welcome")
+        return [warning for text, warning, *_ in world.told if "evaluation_seconds" in text]
+
+    with GatewayWorld(evaluates=True) as world:
+        with world.connect():
+            assert warnings_of(world) == []
+        assert warnings_of(world) == [True]
+    with GatewayWorld() as world:
+        assert warnings_of(world) == []
+
+
 def test_who_is_refused_is_told_as_a_warning_with_the_reason() -> None:
     with GatewayWorld(token="right") as world:
         with pytest.raises(GatewayError, match="UNAUTHENTICATED"):

@@ -151,10 +151,6 @@ def learned_from(tmp_path: Path, run_of: str, simulator: str, count: int) -> dic
         ({"gateway_max_batch": 0}, "gateway_max_batch must be an integer of at least 1"),
         ({"gateway_max_wait_ms": -1.0}, "gateway_max_wait_ms must be from 0 to 1000"),
         (
-            {"gateway": "127.0.0.1:0", "league": "rllib", "evaluation_seconds": 5.0},
-            "simulators play only the league's matches; set evaluation_seconds = 0",
-        ),
-        (
             {"gateway": "127.0.0.1:0", "evaluation_seconds": 5.0, "evaluation_video": 1},
             "evaluation_video = 1",
         ),

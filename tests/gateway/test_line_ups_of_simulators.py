@@ -389,3 +389,75 @@ def test_a_simulator_without_all_agents_of_a_league_is_refused(make_world: Make)
     world = league(make_world)
     with pytest.raises(GatewayError, match="agents 'column' and 'row', and the simulator 'row'"):
         world.connect("row")
+
+
+MAIN_MAIN = {"column": 1, "row": 1}  # with weights of update 1
+
+
+def test_the_first_player_of_a_league_plays_evaluations_beside_the_matches(
+    make_world: Make,
+) -> None:
+    world = league(make_world, steps=2, environments=4)
+    with world.connect(*AGENTS) as session, world.connect(*AGENTS) as other:
+        world.begin()
+        world.learners["main"].publish(1)
+        ask(world, (1, "main", "old"), (2, "old", "main"), main=1)
+        world.driver.tell(training_pb2.Evaluate(episodes=2))
+        eventually(lambda: world.runner._server.manager.evaluations.running)
+        assert session.step({name: see(0, 0) for name in AGENTS}) == MAIN_MAIN
+        assert episode(other, 1) == {"column": 1, "row": 2}, "match 1, as half may play"
+        assert session.step(rewards={"row": 3.0, "column": -3.0}, terminated=True) == {}
+        assert episode(session, 2) == MAIN_MAIN
+        done = world.driver.hear(training_pb2.Evaluation)
+        assert episode(session, 3, steps=3) == {"column": 2, "row": 1}, "match 2"
+        receipts = world.receipts("main")
+    assert (done.version.update, [*done.episode_lengths]) == (1, [1, 2])
+    returns = {(each.agent, each.module_id): [*each.returns] for each in done.agent_returns}
+    assert returns == {("row", "main"): [3.0, 3.0], ("column", "main"): [-3.0, -3.0]}
+    assert results(receipts) == {1: [-3, 3], 2: [-4, 4]}
+    told = {each.agent: [*each.returns] for each in receipts["main"].agent_returns}
+    assert told == {"row": [3, 4], "column": [-3, -4]}, "of the matches alone"
+    assert {*world.batch("main").observations[..., 0].ravel().tolist()} <= {0.0, 1.0, 3.0}
+
+
+def test_an_evaluation_ends_with_its_player_and_the_next_one_is_played_by_another(
+    make_world: Make,
+) -> None:
+    world = league(make_world)
+    with world.connect(*AGENTS, real_time=True) as session:
+        world.begin()
+        world.add_player("new")  # chooses 1
+        for _ in range(2):  # the second one waits, and has no player any more
+            world.driver.tell(training_pb2.Evaluate(episodes=5))
+        eventually(lambda: len(world.runner._evaluations) == 2)
+        assert episode(session, 0) == {"column": 0, "row": 0}
+        assert session.step({name: see(1, 0) for name in AGENTS}) == {"column": 0, "row": 0}
+        world.driver.tell(training_pb2.RemovePlayer(module_id="main"))
+        answers = [world.driver._answers.get(timeout=60) for _ in range(3)]
+        given_up = [each for each in answers if isinstance(each, training_pb2.Evaluation)]
+        assert [[*each.episode_returns] for each in given_up] == [[0.0], []]
+        assert session.step(rewards=dict.fromkeys(AGENTS, 5.0), terminated=True) == {}
+        eventually(lambda: "main" not in world.runner._players)
+        world.driver.tell(training_pb2.Evaluate(episodes=1))
+        eventually(lambda: world.runner._server.manager.evaluations.running)
+        assert episode(session, 2) == MAIN_MAIN
+        done = world.driver.hear(training_pb2.Evaluation)
+        assert [each.module_id for each in done.agent_returns] == ["new", "new"]
+
+
+def test_the_episode_of_an_evaluation_is_of_no_match_where_its_session_breaks(
+    make_world: Make,
+) -> None:
+    world = league(make_world)
+    with world.connect(*AGENTS) as session:
+        world.begin()
+        ask(world, (1, "main", "old"))
+        world.driver.tell(training_pb2.Evaluate(episodes=1))
+        eventually(lambda: world.runner._server.manager.evaluations.running)
+        assert session.step({name: see(0, 0) for name in AGENTS}) == {"column": 0, "row": 0}
+        with pytest.raises(GatewayError, match="NaN"):
+            session.step({name: see(np.nan, 0) for name in AGENTS}, dict.fromkeys(AGENTS, 1.0))
+    with world.connect(*AGENTS) as other:
+        assert episode(other, 1) == {"column": 0, "row": 0}
+        assert [*world.driver.hear(training_pb2.Evaluation).episode_lengths] == [2]
+        assert episode(other, 2) == MAIN_OLD

@@ -461,8 +461,14 @@ def test_the_client_goes_on_over_another_connection_by_itself() -> None:
         with world.connect() as session:
             for reward in range(10):
                 session.step(np.full(3, reward), reward)
-                if reward in (3, 6):
+                if reward == 3:
                     break_off(session)
+                if reward == 6:  # as a proxy does that lets no call take longer
+                    with world._server.at_work():
+                        (here,) = world._server.manager.sessions.by_id.values()
+                        assert here.stream is not None
+                        code = transport.cygrpc.StatusCode.deadline_exceeded
+                        here.stream.cut(code, "stream timeout")
             session.step(np.zeros(3), 10)
         world.wait_for(1)
         batch, _ = world.batches[0]

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from support.gateway_world import GatewayWorld
 
 from juggler.client import GatewayError
-from juggler.gateway.row_layout import SpaceLayout, ValueChecks, check_rewards
+from juggler.gateway.row_layout import AgentInterface, SpaceLayout, check_rewards
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.wire.structures import zeros
@@ -22,7 +22,7 @@ MASKED = spaces.Dict({"observation": DOUBLE, "action_mask": spaces.MultiBinary(2
 
 
 def refused(space: Any, observations: Any, **options: Any) -> tuple[int, int, str] | None:
-    found = ValueChecks(space, CHOICE).first_bad(observations, **options)
+    found = AgentInterface(space, CHOICE).first_bad(observations, **options)
     return found and (found[0], found[1].code, str(found[1]))
 
 

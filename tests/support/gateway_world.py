@@ -116,6 +116,7 @@ class GatewayWorld:
         busy: Callable[[], AbstractContextManager[None]] = nullcontext,
         address: str = "127.0.0.1:0",
         curriculum: Curriculum | None = None,
+        evaluates: bool = False,
     ) -> None:
         self.rows, self.steps = rows, steps
         self.batches: list[tuple[EpisodeBatch, list[tuple[float, int]]]] = []
@@ -135,6 +136,7 @@ class GatewayWorld:
             resume_seconds,
             refuses_logged,
             curriculum=curriculum or Curriculum(),
+            evaluates=evaluates,
         )
         self._server = GatewayServer(Transport(token), self, settings, self._failed, busy)
         self.address = self._server.start(address, tls, False)

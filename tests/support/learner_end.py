@@ -97,12 +97,10 @@ class Senders:
         self._senders: list[EpisodeSender] = []
 
     def open(
-        self, address: str, token: str = "secret", run_id: str = "run", memory: str = ""
+        self, address: str, token: str = "secret", run_id: str = "run", **more: Any
     ) -> EpisodeSender:
         metadata = call_metadata(token, run_id, "incarnation")
-        sender = EpisodeSender(
-            address, metadata, self._settled, inline=self.inline.append, memory=memory
-        )
+        sender = EpisodeSender(address, metadata, self._settled, inline=self.inline.append, **more)
         self._senders.append(sender)
         return sender
 

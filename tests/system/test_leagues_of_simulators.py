@@ -29,6 +29,8 @@ fragment_steps = 16
 batch_size = 128
 epochs = 2
 stop_steps = 10_000
+evaluation_seconds = 2
+evaluation_episodes = 4
 
 [connectors]
 learner = []
@@ -109,6 +111,9 @@ def test_a_league_of_simulators_hears_of_each_match_once(place: Place) -> None:
     last = metrics(run_dir)[-1]
     assert last["league"]["historical"] >= 3, "copies play"
     assert set(last["by_agent"]) == {"row", "column"}
+    assert last["evaluation_return_mean"] == 0, (
+        "main plays both agents, and one gets what one loses"
+    )
     state = read(run_dir).counters["league"]
     finished, odd = divmod(sum(each["matches"] for each in state["means"]), 2)
     assert not odd

@@ -159,6 +159,7 @@ def env_runner_setup(
         agents=agents,
         mapping=config.agents.mapping,
         league=bool(config.agents.league),
+        evaluates=config.driver.evaluation_seconds > 0,
     )
 
 

@@ -158,8 +158,12 @@ class LineUps(Protocol):
     def reset(self, seed: int) -> None:
         """Restart all draws with this seed."""
 
-    def begin(self, envs: NDArray[np.intp]) -> LineUp:
+    def begin(self, envs: NDArray[np.intp], evaluated: Collection[int] = ()) -> LineUp:
         """Return the line-up of environments [K] that begin an episode.
+
+        Args:
+            envs: the environments.
+            evaluated: environments among them that play for an evaluation.
 
         Raises:
             LineUpError: an environment has no line-up.
@@ -204,7 +208,7 @@ class DrawnLineUps(LineUps):
         self._seed = seed
         self._episodes: Counter[int] = Counter()  # that have begun, by environment
 
-    def begin(self, envs: NDArray[np.intp]) -> LineUp:
+    def begin(self, envs: NDArray[np.intp], evaluated: Collection[int] = ()) -> LineUp:
         players: list[str] = []
         for env in envs.tolist():
             generator = line_up_generator(self._seed, env, self._episodes[env])
@@ -359,11 +363,17 @@ class AssignedLineUps:
         begun = [match for match in dropped if match.counts and not self._has_leaving(match)]
         self._fresh.extendleft(reversed(begun))
 
-    def begin(self, envs: NDArray[np.intp]) -> LineUp:
+    @property
+    def first(self) -> str:
+        """The module that plays all agents in an evaluation."""
+        return self._at_first.players[0]  # modules of a league play every agent
+
+    def begin(self, envs: NDArray[np.intp], evaluated: Collection[int] = ()) -> LineUp:
         """Assign line-ups to environments [K] that begin an episode."""
         players: list[NDArray[np.str_]] = []  # [A] each
         for env in envs.tolist():
-            match = self._playing[env] = self._next()
+            match = self._at_first if env in evaluated else self._next()
+            self._playing[env] = match
             players.append(np.array(match.players, np.str_)[self._place])
         slots = envs[:, None] * len(self._place) + np.arange(len(self._place))  # [K, A]
         together = np.concatenate(players) if players else np.zeros(0, np.str_)  # [K A]

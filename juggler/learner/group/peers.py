@@ -97,12 +97,20 @@ class Peers(ABC):
             exchanged.result()
         return found
 
-    def broadcast(self, data: bytes | None, size: int) -> bytes:
-        """Send `size` bytes from one learner; the others pass None."""
-        x = torch.zeros(-(-size // 8), dtype=torch.int64)  # [size / 8]
-        if data is not None:
-            x.numpy().view(np.uint8)[:size] = memoryview(data)
-        return self.sum(x).numpy().view(np.uint8)[:size].tobytes()
+    def broadcast(self, leader: int, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the chunks of the leader; the others have none."""
+        own = next(chunks, b"")
+        size = self.gather([len(own)])[leader][0]
+        while size:
+            following = next(chunks, b"")
+            # The size of the next chunk comes along, because each operation has a latency.
+            x = torch.zeros(1 + -(-size // 8), dtype=torch.int64)  # [1 + size / 8]
+            if self.rank == leader:
+                x[0] = len(following)
+                x[1:].numpy().view(np.uint8)[:size] = memoryview(own)
+            came = self.sum(x).numpy()
+            yield came[1:].view(np.uint8)[:size].tobytes()
+            own, size = following, int(came[0])
 
     @abstractmethod
     def close(self) -> None:
@@ -164,12 +172,7 @@ def take_over_newest(learner: Member, peers: Peers) -> None:
     # Only learners that are behind read the state, but all take part in each broadcast.
     behind = states[peers.rank] != states[leader]
     frame = None
-    while True:
-        own = next(chunks, None)
-        chunk_size = peers.gather([len(own or b"")])[leader][0]
-        if not chunk_size:
-            break
-        chunk = peers.broadcast(own, chunk_size)
+    for chunk in peers.broadcast(leader, chunks):
         frame = reader.feed(chunk) if behind else None
         peers.progresses()
 

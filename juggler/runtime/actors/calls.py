@@ -67,11 +67,14 @@ class CallEnd(NamedTuple):
         why: for people; "" if the server ended it normally.
         code: gRPC's.
         metadata: the server's trailing metadata.
+        unanswered: the server gave no answer in time, and the channel was closed. A proxy's status
+            DEADLINE_EXCEEDED is an answer.
     """
 
     why: str
     code: grpc.StatusCode
     metadata: CallMetadata
+    unanswered: bool = False
 
 
 class ClientStream:
@@ -87,8 +90,7 @@ class ClientStream:
         received: called with each message, in the thread. An exception ends the call.
         ended: called once, in the thread, with the end of the call.
         name: of the thread.
-        must_answer: the channel is closed unless the server answers in time. The end then has the
-            code DEADLINE_EXCEEDED.
+        must_answer: the channel is closed unless the server answers in time.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class ClientStream:
         if first is not None:
             first.answered()
             if first.why_not:
-                end = end._replace(why=first.why_not, code=grpc.StatusCode.DEADLINE_EXCEEDED)
+                end = end._replace(why=first.why_not, unanswered=True)
         self._ended(end)
         if self._error is not None:
             raise self._error

@@ -124,8 +124,8 @@ class EpisodeSender:
     batches use shared memory once the learner has mapped it. Otherwise `inline` is called with the
     reason, for people.
 
-    `ended` is called with the end of each stream, after its lost batches are settled. If its code
-    is DEADLINE_EXCEEDED, the learner has not answered, and the next stream uses a new channel.
+    `ended` is called with the end of each stream, after its lost batches are settled. If the
+    learner has not answered, the next stream uses a new channel.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class _EpisodeStream:
     def _ended(self, end: CallEnd) -> None:
         end = end._replace(why=end.why or "the learner ended the stream")
         with self._lock:
-            self.unanswered = end.code is grpc.StatusCode.DEADLINE_EXCEEDED
+            self.unanswered = end.unanswered
             self.broken = end.why
             lost, self._open = self._open, set()
             self._unsent.clear()

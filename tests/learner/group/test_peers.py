@@ -53,10 +53,12 @@ def test_sums_gathers_and_broadcasts_reach_everybody() -> None:
     assert all(torch.equal(each, torch.tensor([0.0, 3.0, 6.0, 9.0])) for each in sums)
     tables = at_once([lambda p=p: p.gather([p.rank, -(2**63)]) for p in group])  # type: ignore[misc]
     assert tables == [[[0, -(2**63)], [1, -(2**63)], [2, -(2**63)]]] * 3
-    data = at_once(
-        [lambda p=p: p.broadcast(b"news" if p.rank == 1 else None, 4) for p in group]  # type: ignore[misc]
-    )
-    assert data == [b"news"] * 3
+    news = [b"news", b"more than eight", b"x"]
+
+    def broadcast(peers: Peers) -> list[bytes]:
+        return list(peers.broadcast(1, iter(news if peers.rank == 1 else [])))
+
+    assert at_once([partial(broadcast, peers) for peers in group]) == [news] * 3
 
 
 def test_what_cannot_be_sent_is_told_as_itself_and_not_as_a_lost_peer() -> None:

@@ -195,13 +195,13 @@ def test_sums_gathers_and_broadcasts_reach_everybody(tls: Tls, size: int) -> Non
         for root in range(size):
             data = at_once(
                 [
-                    lambda p=p, root=root: p.broadcast(  # type: ignore[misc]
-                        news if p.rank == root else None, len(news)
-                    )
+                    lambda p=p, root=root: [  # type: ignore[misc]
+                        *p.broadcast(root, iter([news, b"more"] if p.rank == root else []))
+                    ]
                     for p in group
                 ]
             )
-            assert data == [news] * size
+            assert data == [[news, b"more"]] * size
         closed(group)
 
 

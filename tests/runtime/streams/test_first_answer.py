@@ -117,6 +117,30 @@ def test_batches_on_a_stream_that_is_not_answered_are_lost_and_later_ones_arrive
         learner.stop()
 
 
+class Overdue(Mute):
+    """Ends each call as a proxy does that lets none take longer."""
+
+    def _says_nothing(self, messages: Any, context: Any) -> Iterator[bytes]:
+        context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the proxy's limit")
+        yield from ()
+
+
+def test_the_deadline_of_a_proxy_breaks_a_stream_that_was_answered(
+    tmp_path: Path, senders: Senders, every_thread_ends: None
+) -> None:
+    proxy, ends = Overdue(tmp_path / "l"), SimpleQueue[calls.CallEnd]()
+    try:
+        sender = senders.open(f"unix:{tmp_path / 'l'}", ended=ends.put)
+        channel = sender._channel
+        for number in (1, 2):
+            sender.send(header(number), tree(number))
+            assert senders.wait_for(number)[number] == ("learner_lost", "the proxy's limit")
+            assert not ends.get(timeout=PATIENCE).unanswered
+        assert sender._channel is channel
+    finally:
+        proxy.close()
+
+
 def test_people_are_told_of_a_learner_that_does_not_answer(
     mute: Mute, tmp_path: Path, timers: Timers
 ) -> None:
