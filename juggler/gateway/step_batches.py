@@ -64,7 +64,7 @@ class PlayerRows:
     def early(self) -> list[tuple[int, float]]:
         """Places, and their rewards from before the first action of an episode."""
         given = self.steps.early
-        if self.rows is None or not given:
+        if self.rows is None:
             return [(int(self.slots[row]), reward) for row, reward in given]
         places = dict(zip(self.rows, self.slots.tolist(), strict=True))
         return [(places[row], reward) for row, reward in given if row in places]

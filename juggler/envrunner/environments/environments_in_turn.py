@@ -112,12 +112,12 @@ class EnvironmentsInTurn(SyncVectorEnv):
         terminated.fill(False)
         truncated.fill(False)
         infos: dict[str, Any] = {}
+        chosen = self._by_environment(actions)
         call, i = "step", 0
         # One `try` for all environments, because entering one for each takes longer than a move of
         # some; `call` and `i` tell what raised.
         try:
-            each = zip(self.envs, iterate(self.action_space, actions), strict=True)
-            for i, (env, action) in enumerate(each):
+            for i, (env, action) in enumerate(zip(self.envs, chosen, strict=True)):
                 # The actions of environments that only reset are ignored.
                 if over[i] and next_step:
                     call, over[i], rewards[i] = "reset", False, 0
@@ -155,6 +155,13 @@ class EnvironmentsInTurn(SyncVectorEnv):
         except Exception as error:
             raise self._failure(i, call, error) from None
         return self._batch_observations("step"), rewards, terminated, truncated, infos
+
+    def _by_environment(self, actions: Any) -> list[Any]:
+        """Split actions [N, ...]; a wrong number is not an environment's fault."""
+        chosen = list(iterate(self.action_space, actions))
+        if len(chosen) != self.num_envs:
+            raise ValueError(f"{len(chosen)} actions for {self.num_envs} environments")
+        return chosen
 
     def _batch_observations(self, call: str) -> Any:
         """Batch the observations of all environments [N, ...]."""

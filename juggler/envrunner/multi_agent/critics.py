@@ -21,8 +21,12 @@ from juggler.envrunner.environments.misfits import misfit
 from juggler.envrunner.multi_agent.turns import ALL_OBSERVATIONS, STATE, AgentGroup
 from juggler.runtime.connectors.leaves import OBSERVATION, at, holds_masks
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.columns import ACTION_MASK, OBSERVED, OBSERVED_BY_CRITIC
-from juggler.runtime.modules.encoders import without_mask
+from juggler.runtime.modules.columns import (
+    ACTION_MASK,
+    OBSERVED,
+    OBSERVED_BY_CRITIC,
+    without_mask,
+)
 from juggler.runtime.wire.structures import put, space_leaves, to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Path, Tree, flatten, unflatten
 

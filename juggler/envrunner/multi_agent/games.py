@@ -88,15 +88,10 @@ class Reports:
         self.acting: list[list[AgentReport]] = [[] for _ in range(groups)]
         self.over: list[int] = []
 
-    def keep(self, slot: int, info: Any) -> None:
+    def keep(self, slot: int, info: Mapping[Any, Any]) -> None:
         """Keep the numbers in an agent's info."""
-        if self._slots and is_mapping(info) and info:
+        if self._slots and info:
             keep_numbers(self.infos, info, slot, self._slots)
-
-
-def mask_in(info: Any) -> Any:
-    """Return the action mask in an agent's info; None: no mask."""
-    return info.get(ACTION_MASK) if is_mapping(info) else None
 
 
 def is_mapping(info: Any) -> bool:
@@ -204,7 +199,8 @@ class Game(ABC):
 
     def _acts(self, agent: Hashable, observation: Any, info: Any, reports: Reports) -> None:
         place = self._place(agent)
-        report = AgentReport(self._slots[place], observation, mask_in(info))
+        mask = self._info(agent, info).get(ACTION_MASK)
+        report = AgentReport(self._slots[place], observation, mask)
         reports.acting[self._group_of[place]].append(report)
 
     def _ends(
@@ -212,9 +208,21 @@ class Game(ABC):
     ) -> None:
         place = self._place(agent)
         # Copies, because the next episode may begin in the same memory.
-        seen, mask = copy.deepcopy((observation, mask_in(info)))
+        mask = self._info(agent, info).get(ACTION_MASK)
+        seen, mask = copy.deepcopy((observation, mask))
         report = AgentReport(self._slots[place], seen, mask, terminated)
         reports.ended[self._group_of[place]].append(report)
+
+    def _stepped(self, agent: Hashable, info: Any, reports: Reports) -> None:
+        """Keep the numbers in the info of an agent that has acted."""
+        reports.keep(self._slots[self._place(agent)], self._info(agent, info))
+
+    def _info(self, agent: Hashable, info: Any) -> Mapping[Any, Any]:
+        if not is_mapping(info):
+            reason = f"the info of agent {agent!r} must be a dict, not {info!r}"
+            raise BrokenRule(self.index, reason)
+        found: Mapping[Any, Any] = info
+        return found
 
     def _rewarded(self, agent: Hashable, reward: Any, reports: Reports) -> None:
         try:
@@ -284,7 +292,7 @@ class ParallelGame(Game):
             truncations = {**self._paused, **truncations}
         # In PettingZoo, an agent that has acted has a key in each of these dicts.
         for agent in known:
-            reports.keep(self._slots[self._place(agent)], infos.get(agent))
+            self._stepped(agent, infos.get(agent, {}), reports)
             # Each must be there: a missing value would end or reward the agent silently.
             terminated = self._of(agent, terminations, "terminations")
             terminated = self._as_flag(agent, "terminated", terminated)
@@ -292,7 +300,7 @@ class ParallelGame(Game):
             truncated = self._as_flag(agent, "truncated", truncated) or (late and agent in there)
             if terminated or truncated:
                 seen = self._of(agent, observations, "observations")
-                self._ends(agent, seen, infos.get(agent), terminated, reports)
+                self._ends(agent, seen, infos.get(agent, {}), terminated, reports)
                 ended.append(agent)
             # Its value would be bootstrapped from an observation that does not exist.
             elif agent not in there:
@@ -347,7 +355,7 @@ class ParallelGame(Game):
                 self._place(agent)
                 self._paused[agent] = False
             else:
-                self._acts(agent, seen, infos.get(agent), reports)
+                self._acts(agent, seen, infos.get(agent, {}), reports)
 
     def _of(self, agent: Hashable, by_agent: Mapping[Hashable, Any], what: str) -> Any:
         try:
@@ -382,8 +390,11 @@ class TurnBasedGame(Game):
             reports.over.append(self.index)
 
     def _infos(self) -> Mapping[Hashable, Any]:
-        infos: Mapping[Hashable, Any] = getattr(self.env, "infos", {})
-        return infos
+        infos: Any = getattr(self.env, "infos", {})
+        if not is_mapping(infos):
+            raise BrokenRule(self.index, f"its infos must be a dict by agent, not {infos!r}")
+        by_agent: Mapping[Hashable, Any] = infos
+        return by_agent
 
     def _serve(self, ends: Reports, reports: Reports, late: bool = False) -> bool:
         """Report the agent that acts next; return whether there is one.
@@ -403,7 +414,7 @@ class TurnBasedGame(Game):
             terminated = self._as_flag(agent, "terminated", terminated)
             truncated = self._as_flag(agent, "truncated", truncated)
             self._rewarded(agent, reward, ends)
-            ends.keep(self._slots[self._place(agent)], info)
+            self._stepped(agent, info, ends)
             # The limit ends the episode of every agent, on turn or not.
             if late and not (terminated or truncated):
                 if not served:
@@ -440,7 +451,7 @@ class TurnBasedGame(Game):
 
         An agent that terminated out of turn counts as terminated.
         """
-        rewards, infos = getattr(self.env, "_cumulative_rewards", None), self.env.infos
+        rewards, infos = getattr(self.env, "_cumulative_rewards", None), self._infos()
         if rewards is None:
             reason = (
                 "max_episode_steps needs the rewards of agents that are not on turn, in its "
@@ -451,8 +462,8 @@ class TurnBasedGame(Game):
         for agent in self.env.agents:
             terminated = self._as_flag(agent, "terminated", terminations.get(agent, False))
             self._rewarded(agent, rewards[agent], ends)
-            ends.keep(self._slots[self._place(agent)], infos.get(agent))
-            self._ends(agent, self.env.observe(agent), infos.get(agent), terminated, ends)
+            self._stepped(agent, infos.get(agent, {}), ends)
+            self._ends(agent, self.env.observe(agent), infos.get(agent, {}), terminated, ends)
 
 
 class GamesInTurn:
@@ -601,8 +612,11 @@ class GamesInTurn:
             infos = self._games[0].reset(0, Reports(groups))
         except Exception as error:
             raise self._failure(0, "reset", error) from None
-        masks = {str(agent): mask_in(info) for agent, info in infos.items()}
-        return {agent: mask for agent, mask in masks.items() if mask is not None}
+        return {
+            str(agent): info[ACTION_MASK]
+            for agent, info in infos.items()
+            if is_mapping(info) and info.get(ACTION_MASK) is not None
+        }
 
     def _states(self) -> States:
         """Batch states; the first environment has been reset.

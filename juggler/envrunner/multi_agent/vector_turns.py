@@ -29,7 +29,7 @@ from juggler.envrunner.multi_agent.turns import (
     Turn,
 )
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv, VectorStep
-from juggler.runtime.modules.encoders import without_mask
+from juggler.runtime.modules.columns import without_mask
 from juggler.runtime.wire.structures import (
     from_tree,
     put,
@@ -121,8 +121,9 @@ class VectorTurns:
 
     def step(self, actions: Sequence[Any]) -> Turn:
         (batch,) = actions
+        every = self._spread(batch)
         with failures_of(self._all_of_them, "step"):
-            step = VectorStep(*self._env.step(self._spread(batch)))
+            step = VectorStep(*self._env.step(every))
         shown, rewards, terminated, truncated, acting, given = step
         observations = self._checked(shown, "step")
         self._check_shapes(
