@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,14 @@ from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFiniteBatch, check_finite
 from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch
 from juggler.envrunner.paced.paced_rows import segments_of
+from juggler.envrunner.rounds import TrainedResult
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.connector import NonFiniteObservation
 from juggler.runtime.connectors.leaves import holds_masks
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
@@ -109,30 +111,20 @@ class RunningEpisodes:
         return np.arange(self._next_id - count, self._next_id, dtype=np.uint64)
 
 
-__all__ = ["Fragment", "NonFiniteBatch", "Sampler"]
-
-
-@dataclass(frozen=True, slots=True)
-class Fragment:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment(TrainedResult):
     """T steps of each of N environments.
 
+    The batch is in its own memory, so that it can be sent while the next one is sampled.
+
     Attributes:
-        batch: in its own memory, so that it can be sent while the next one is sampled.
-        episode_returns: undiscounted returns of the episodes that ended in this fragment, with
-            their steps in earlier fragments.
-        episode_lengths: their numbers of steps.
-        seconds: time spent in "environment", in "inference", in "frames" (allocating memory), and
-            in "connectors" (everything else).
-        connector_delta: what connectors have learned from the live steps; {}: nothing.
-        infos: numbers in the environments' infos, of the episodes that ended.
+        seconds: as in `PlayedRound`.
+        infos: as in `PlayedRound`.
     """
 
     batch: EpisodeBatch
-    episode_returns: list[float]
-    episode_lengths: list[int]
     seconds: dict[str, float]
-    connector_delta: State = field(default_factory=dict)
-    infos: InfoNumbers = field(default_factory=dict)
+    infos: InfoNumbers
 
 
 class Sampler:
@@ -243,7 +235,15 @@ class Sampler:
         delta = self._checked_delta(batch)
         seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
         self._observation = self._next
-        return Fragment(batch, returns.tolist(), lengths.tolist(), seconds, delta, infos)
+        return Fragment(
+            batch=batch,
+            version=Version(*version),
+            episode_returns=returns.tolist(),
+            episode_lengths=lengths.tolist(),
+            connector_delta=delta,
+            seconds=seconds,
+            infos=infos,
+        )
 
     def _stepped(self, seconds: dict[str, float]) -> list[tuple[int, int, Any]]:
         """Fill and check the columns; return the same as `_step_through`."""

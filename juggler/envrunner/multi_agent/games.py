@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -219,7 +218,9 @@ class Game(ABC):
 
     def _info(self, agent: Hashable, info: Any) -> Mapping[Any, Any]:
         if not is_mapping(info):
-            reason = f"the info of agent {agent!r} must be a dict, not {info!r}"
+            reason = (
+                f"the info of agent {agent!r} must be a dict, and is of type {type(info).__name__}"
+            )
             raise BrokenRule(self.index, reason)
         found: Mapping[Any, Any] = info
         return found
@@ -683,7 +684,6 @@ class GamesInTurn:
         over = np.array(reports.over, np.intp)
         critics = {kind: self._of_critic(kind, reports) for kind in self._critics}
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
-        unread = partial(unknown_agents, reports.unread, self.agents) if reports.unread else None
         return Turn(
             tuple(groups),
             # A game begins its next episode in the step that ended the last one.
@@ -692,7 +692,7 @@ class GamesInTurn:
             *ended_with,
             critics,
             infos=reports.infos,
-            unread=unread,
+            unread=unknown_agents(reports.unread, self.agents),
         )
 
     def _of_critic(self, kind: str, reports: Reports) -> CriticObservations:

@@ -58,7 +58,7 @@ class ModuleSlots:
             the agents.
         critic_space: of what its value function sees; None: of "observation".
 
-        Attributes:
+    Attributes:
         role: as given.
         policy: as given.
         connectors: as given.

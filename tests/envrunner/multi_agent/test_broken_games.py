@@ -104,7 +104,7 @@ BROKEN: dict[str, tuple[Callable[[Any, list[Any]], Any], str]] = {
     ),
     "an info is None": (
         lambda game, told: told[4].update({game.agents[0]: None}),
-        "the info of agent 'bob' must be a dict, not None",
+        "the info of agent 'bob' must be a dict, and is of type NoneType",
     ),
     "the rewards are a list": (
         lambda game, told: told.__setitem__(1, [0.0, 0.0, 0.0]),
@@ -195,7 +195,7 @@ class Uninformed(ScriptedTurns):
     [
         (
             dict.fromkeys(("ann", "bob", "cy"), 1.0),
-            r"the info of agent '\w+' must be a dict, not 1.0",
+            r"the info of agent '\w+' must be a dict, and is of type float",
         ),
         (None, "its infos must be a dict by agent, not None"),
     ],
