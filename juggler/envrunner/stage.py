@@ -16,8 +16,9 @@ from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.device_sampler import DeviceSampler, why_on_host
 from juggler.envrunner.environments.accepted_vector import tensors_on
 from juggler.envrunner.environments.seeding import seed_process
-from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate, load_tree
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate
 from juggler.envrunner.finiteness import NonFiniteBatch
+from juggler.envrunner.frozen_weights import load_tree
 from juggler.envrunner.rounds import PlayedRound
 from juggler.envrunner.sampler import Sampler
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup

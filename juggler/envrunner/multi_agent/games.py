@@ -68,29 +68,25 @@ class Reports:
         over: environments whose agents are all done.
         critics_now: what critics see with the agents that act next, by kind and environment.
         critics_at_end: the same with the agents that ended, in environments where any did; copies.
+        slots: as given.
         infos: numbers in the infos of agents that have acted or ended, [N * A] by name.
         unread: keys of infos that are not agents.
 
     Args:
         groups: of agents.
-        slots: N * A; 0: infos are not read.
+        slots: N * A.
     """
 
-    def __init__(self, groups: int, slots: int = 0) -> None:
+    def __init__(self, groups: int, slots: int) -> None:
         self.infos: dict[str, Any] = {}
         self.unread: set[str] = set()
-        self._slots = slots
+        self.slots = slots
         self.critics_now: dict[str, dict[int, Any]] = defaultdict(dict)
         self.critics_at_end: dict[str, dict[int, Any]] = defaultdict(dict)
         self.rewards: dict[int, float] = {}
         self.ended: list[list[AgentReport]] = [[] for _ in range(groups)]
         self.acting: list[list[AgentReport]] = [[] for _ in range(groups)]
         self.over: list[int] = []
-
-    def keep(self, slot: int, info: Mapping[Any, Any]) -> None:
-        """Keep the numbers in an agent's info."""
-        if self._slots and info:
-            keep_numbers(self.infos, info, slot, self._slots)
 
 
 def is_mapping(info: Any) -> bool:
@@ -214,7 +210,9 @@ class Game(ABC):
 
     def _stepped(self, agent: Hashable, info: Any, reports: Reports) -> None:
         """Keep the numbers in the info of an agent that has acted."""
-        reports.keep(self._slots[self._place(agent)], self._info(agent, info))
+        slot, given = self._slots[self._place(agent)], self._info(agent, info)
+        if given:
+            keep_numbers(reports.infos, given, slot, reports.slots)
 
     def _info(self, agent: Hashable, info: Any) -> Mapping[Any, Any]:
         if not is_mapping(info):
@@ -379,7 +377,7 @@ class TurnBasedGame(Game):
         self._begins()
         self._keep_unread(self._infos(), reports)
         # The results of agents that end at once are dropped, because they have not acted.
-        if not self._serve(Reports(len(reports.acting)), reports):
+        if not self._serve(Reports(len(reports.acting), reports.slots), reports):
             self._require_agents()
         return dict(self._infos())
 
@@ -491,6 +489,7 @@ class GamesInTurn:
         self._name = name
         self.num_envs = len(games)
         self.agents = tuple(str(each) for each in games[0].ids)
+        self._slots = self.num_envs * len(self.agents)
         come_back = getattr(games[0].env, "agents_come_back", False)
         self._books = SlotBooks(self.num_envs, self.agents, come_back)
         self._acting: list[list[int]] = []  # by group, the slots that act next
@@ -521,7 +520,7 @@ class GamesInTurn:
     def reset(self, seed: int) -> Turn:
         seeds = environment_seeds(seed, self.num_envs)
         self._generators = [np.random.default_rng(each) for each in seeds]
-        reports = Reports(len(self.groups))
+        reports = Reports(len(self.groups), self._slots)
         i = 0
         try:
             for i, game in enumerate(self._games):
@@ -534,7 +533,7 @@ class GamesInTurn:
 
     def step(self, actions: Sequence[Any]) -> Turn:
         by_env = self._by_env(actions)
-        reports = Reports(len(self.groups), self.num_envs * len(self.agents))
+        reports = Reports(len(self.groups), self._slots)
         call, i = "step", 0
         try:
             for i, game in enumerate(self._games):
@@ -551,7 +550,7 @@ class GamesInTurn:
             for ended in reports.ended:
                 # Books and batches have ascending slots; games report in any order.
                 ended.sort(key=_slot)
-            rewards = np.zeros(self.num_envs * len(self.agents))  # [N * A]
+            rewards = np.zeros(self._slots)  # [N * A]
             rewards[list(reports.rewards)] = list(reports.rewards.values())
             booked = self._books.step(
                 rewards,
@@ -610,7 +609,7 @@ class GamesInTurn:
     def _masks_in_first_infos(self, groups: int) -> dict[str, Any]:
         """Reset the first environment, and return its action masks by agent."""
         try:
-            infos = self._games[0].reset(0, Reports(groups))
+            infos = self._games[0].reset(0, Reports(groups, self._slots))
         except Exception as error:
             raise self._failure(0, "reset", error) from None
         return {

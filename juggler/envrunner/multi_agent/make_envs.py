@@ -45,9 +45,6 @@ FINDERS: Final[dict[str, Callable[[str], Callable[..., Any]]]] = {
     TUPLES: find_tuple_game,
 }
 
-#: Methods by which a class is recognized as one of PettingZoo's interfaces.
-METHODS: Final = ("observation_space", "action_space", "reset", "step")
-
 
 def has_several_agents(
     config: EnvRunnerConfig, env_factory: Callable[..., Any] | None = None
@@ -85,7 +82,7 @@ def has_several_agents(
     made = class_of(env_factory)
     return made is not None and (
         issubclass(made, MultiAgentVectorEnv)
-        or all(callable(getattr(made, name, None)) for name in METHODS)
+        or all(callable(getattr(made, name, None)) for name in pettingzoo_games.METHODS)
     )
 
 
@@ -259,7 +256,7 @@ def _game(env: Any, index: int, name: str, limit: int | None) -> Game:
     env = pettingzoo_games.native(env)
     if callable(getattr(env, "last", None)):
         return TurnBasedGame(env, index, limit)
-    if all(callable(getattr(env, each, None)) for each in METHODS):
+    if all(callable(getattr(env, each, None)) for each in pettingzoo_games.METHODS):
         if not hasattr(env, "possible_agents") and hasattr(env, "max_num_agents"):
             env = PassingAgents(env)
         return ParallelGame(env, index, limit)

@@ -267,13 +267,10 @@ class ModuleSlots:
         paced = self._paced
         if self._legal is not None:
             self._check_masks(self._legal, self._seen[ACTION_MASK])
-        if len(self.acting) == self.most_rows:
-            if not recorded:
-                paced.pause(self.acting)
-            if paced.gather():
-                return paced.act_together(self._seen, self._kept, recorded)
         if not recorded:
             paced.pause(self.acting)
+        if len(self.acting) == self.most_rows and paced.gather():
+            return paced.act_together(self._seen, self._kept, recorded)
         return paced.act(self.acting, recorded, self._seen, self._kept)
 
     def act_deterministically(self, turn: GroupTurn) -> Any:
