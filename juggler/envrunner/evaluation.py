@@ -494,12 +494,10 @@ def play_whole_episodes(
             for slots in modules:
                 slots.line_up(line_up)
         # All modules act on the same turn.
-        parts: list[list[tuple[ModuleSlots, Any]]] = [[] for _ in turn.groups]
-        for slots in modules:
-            group = slots.role.group
-            parts[group].append((slots, slots.act_deterministically(turn.groups[group])))
-        groups = zip(turn.groups, envs.groups, parts, strict=True)
-        return [merged_actions(turn, group.action_space, part) for turn, group, part in groups]
+        acted = (
+            (slots, slots.act_deterministically(turn.groups[slots.role.group])) for slots in modules
+        )
+        return merged_actions(turn, envs.groups, acted)
 
     ended = whole_episodes(envs, act, episodes, seed, watch, most_steps=most_steps)
     return _played(ended, episodes, goal, envs.agents, players)

@@ -34,7 +34,7 @@ from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.structures import to_tree, tree_map, zeros
+from juggler.runtime.wire.structures import put, take, to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
 
@@ -368,7 +368,7 @@ class Sampler:
         else:
             shown = to_tree(self._space, observation)  # [N, ...]
             seen = self._choices.through(self._connectors.watch, shown, lambda row: (row, t))
-            write_tree(self._seen[t], seen)
+            put(self._seen[t], ..., seen)
         if self._legal is not None:
             self._legal.require(self._seen[t][ACTION_MASK], t, "a fragment", over)
 
@@ -386,7 +386,7 @@ class Sampler:
         """Write the observations [N, ...] after the last step."""
         shown = on_host(to_tree(self._space, observation))  # [N, ...]
         last = self._choices.through(self._connectors, shown, lambda row: (row, self._steps))
-        write_tree(self._last_observations, last)
+        put(self._last_observations, ..., last)
         self._next = observation
 
     def _actions(self) -> tuple[Tree, NDArray[np.float32]]:
@@ -409,7 +409,8 @@ class Sampler:
         """Return the last observation [...] of a truncated episode, without NEXT_STEP autoreset."""
         if self._autoreset is AutoresetMode.SAME_STEP:
             return final_observation(self._space, infos, row)
-        return _row(to_tree(self._space, observations), row)
+        final: Tree = take(to_tree(self._space, observations), np.array(row))
+        return final
 
     def _set_live(self) -> NDArray[np.bool_]:
         """Mark and clear the steps that only reset [N, T]."""
@@ -442,11 +443,11 @@ class Sampler:
             at = np.array([final[:2] for final in finals], np.intp).reshape(-1, 2)  # [K, 2]
             shown = zeros(self._space, (len(finals),))  # [K, ...]
             for k, (_, _, observation) in enumerate(finals):
-                write_tree(_row(shown, k), observation)
+                put(shown, k, observation)
             observations = zeros(self._connectors.observation_space, (len(finals),))  # [K, ...]
             if finals:
                 place = lambda k: (finals[k][0], finals[k][1] + 1)  # noqa: E731
-                write_tree(observations, self._choices.through(self._connectors, shown, place))
+                put(observations, ..., self._choices.through(self._connectors, shown, place))
             return at[:, 0], at[:, 1], observations
         # Under NEXT_STEP, the next step shows the last observation.
         rows, steps = np.nonzero(self._truncated)  # [K] both
@@ -482,18 +483,3 @@ def _by_step(columns: Any, steps: int) -> Any:
         return columns.swapaxes(0, 1)
     branches = {key: _by_step(branch, steps) for key, branch in columns.items()}
     return [{key: views[t] for key, views in branches.items()} for t in range(steps)]
-
-
-def _row(batch: Tree, row: int) -> Tree:
-    """Return views of one row [...] of a batch [N, ...]."""
-    views: Tree = tree_map(lambda leaf: leaf[row, ...], batch)
-    return views
-
-
-def write_tree(memory: Any, tree: Any) -> None:
-    """Copy a tree of arrays into one of the same shapes."""
-    if isinstance(memory, np.ndarray):
-        memory[...] = tree
-    else:
-        for key, branch in memory.items():
-            write_tree(branch, tree[key])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFiniteBatch, check_finite
 from juggler.envrunner.multi_agent.critics import apart_from_critic, space_with_critic, with_critic
 from juggler.envrunner.multi_agent.line_up import LineUp, Role
-from juggler.envrunner.multi_agent.turns import CriticObservations, GroupTurn
+from juggler.envrunner.multi_agent.turns import AgentGroup, CriticObservations, GroupTurn, Turn
 from juggler.envrunner.paced.paced_rows import oldest_version
 from juggler.envrunner.paced.paced_slots import PacedSlots
 from juggler.envrunner.rounds import FrozenResult, TrainedResult
@@ -432,12 +432,22 @@ class ModuleSlots:
         return f"agent {agent!r} of environment {slot // len(self._agents)}"
 
 
-def merged_actions(turn: GroupTurn, space: Any, parts: list[tuple[ModuleSlots, Any]]) -> Any:
-    """Merge the actions of a group's modules: [B, ...]."""
-    parts = [(slots, sent) for slots, sent in parts if len(slots.acting)]
-    if len(parts) == 1:
-        return parts[0][1]
-    merged = zeros(space, (len(turn.acting),))  # [B, ...]
-    for slots, sent in parts:
-        put(merged, slots.where, to_tree(space, sent))
-    return from_tree(space, merged)
+def merged_actions(
+    turn: Turn, groups: Sequence[AgentGroup], acted: Iterable[tuple[ModuleSlots, Any]]
+) -> list[Any]:
+    """Merge the actions of modules by group, for `MultiAgentEnvs.step`."""
+    by_group: list[list[tuple[ModuleSlots, Any]]] = [[] for _ in groups]
+    for slots, sent in acted:
+        if len(slots.acting):
+            by_group[slots.role.group].append((slots, sent))
+    merged: list[Any] = []
+    for part, group, acts in zip(turn.groups, groups, by_group, strict=True):
+        if len(acts) == 1:  # nothing is copied
+            merged.append(acts[0][1])
+            continue
+        space = group.action_space
+        every = zeros(space, (len(part.acting),))  # [B, ...]
+        for slots, sent in acts:
+            put(every, slots.where, to_tree(space, sent))
+        merged.append(from_tree(space, every))
+    return merged
