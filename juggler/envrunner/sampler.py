@@ -19,7 +19,7 @@ from juggler.envrunner.environments.action_masks import (
     ObservedChoices,
     find_non_binary,
 )
-from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
+from juggler.envrunner.environments.autoreset import autoreset_mode, last_observation
 from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFiniteBatch, check_finite
@@ -405,12 +405,11 @@ class Sampler:
         """
         return self._states
 
-    def _final_observation(self, observations: Any, infos: dict[str, Any], row: int) -> Tree:
+    def _final_observation(self, observations: Any, infos: dict[str, Any], row: int) -> Any:
         """Return the last observation [...] of a truncated episode, without NEXT_STEP autoreset."""
         if self._autoreset is AutoresetMode.SAME_STEP:
-            return final_observation(self._space, infos, row)
-        final: Tree = take(to_tree(self._space, observations), np.array(row))
-        return final
+            return last_observation(self._space, infos, row)
+        return take(to_tree(self._space, observations), np.array(row))
 
     def _set_live(self) -> NDArray[np.bool_]:
         """Mark and clear the steps that only reset [N, T]."""
