@@ -27,7 +27,7 @@ from gymnasium.vector.utils import (
 )
 
 from juggler.envrunner.environments.environments_in_turn import (
-    BadMask,
+    BadResult,
     Env,
     EnvironmentsInTurn,
     add_final,
@@ -218,7 +218,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
         for row, part in sorted(answers.items()):
             try:
                 infos = self._with(infos, part, row)
-            except BadMask as error:
+            except BadResult as error:
                 raise EnvironmentFailed(self.name_of(row), call, str(error)) from None
         return infos
 

@@ -723,8 +723,7 @@ class GamesInTurn:
         try:
             yield
         except BrokenRule as error:
-            where = self.name_of(error.env)
-            raise EnvironmentFailed(where, call, error.reason, lasting=True) from None
+            raise self._failure(error.env, call, error) from None
 
     def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
         if isinstance(error, BrokenRule):
