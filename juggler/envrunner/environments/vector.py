@@ -10,7 +10,9 @@ from types import FrameType
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import MultiDiscrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from juggler.envrunner.config import EnvRunnerConfig
@@ -40,6 +42,30 @@ from juggler.envrunner.multi_agent.pettingzoo_games import METHODS
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
 from juggler.runtime.annotations import signature
 from juggler.runtime.near_matches import all_of
+
+
+class EqualChoices(MultiDiscrete):
+    """A MultiDiscrete of N equal choices from 0 on.
+
+    `contains` equals Gymnasium's, in a quarter of the time for arrays of its own shape and dtype.
+    """
+
+    def contains(self, x: Any) -> bool:
+        if type(x) is not np.ndarray or x.dtype != np.int64 or x.shape != self.nvec.shape:
+            return super().contains(x)
+        # As unsigned integers, negative numbers are the largest.
+        return bool(np.maximum.reduce(x.view(np.uint64), axis=None) < self.nvec.item(0))
+
+
+def check_actions_faster(env: VectorEnv[Any, Any, Any]) -> None:
+    """Let a vector check its actions faster, if they are equal choices."""
+    inner = env.unwrapped
+    space = vars(inner).get("action_space")
+    if type(space) is not MultiDiscrete or space.dtype != np.int64 or not space.nvec.size:
+        return
+    if not space.start.any() and (space.nvec == space.nvec.item(0)).all():
+        space.__class__ = EqualChoices  # the rest stays, with its random generator
+
 
 _AUTORESET = {
     "auto": AutoresetMode.SAME_STEP,
@@ -220,6 +246,7 @@ def _accept_vector(config: EnvRunnerConfig, env: VectorEnvironment, name: str) -
             f"its own way ({mode.name.lower()})",
             stacklevel=4,
         )
+    check_actions_faster(env)
     return AcceptedVector(env, f"one of {env.num_envs} environments ({name})")
 
 

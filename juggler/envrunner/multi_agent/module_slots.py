@@ -296,7 +296,8 @@ class ModuleSlots:
         self._learn()
         if not self._row_age:
             paced.flush_all()
-        stale = self._drop_stale()
+        paced.drop_stale()
+        stale = paced.counts.pop("steps_stale", 0)
         ended = paced.pop_ended()
         if self._not_finite is not None:
             return self._not_finite
@@ -388,11 +389,6 @@ class ModuleSlots:
         stored = self._choices.through(connectors, shown, place)
         self._choices.require(stored, place)
         return stored
-
-    def _drop_stale(self) -> int:
-        """Free rows that are too old -> steps dropped since last call."""
-        self._paced.drop_stale()
-        return self._paced.counts.pop("steps_stale", 0)
 
     def _lost(
         self,

@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.spaces import Discrete, MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from support.scripted_environments import NativeAsTrees, NativeScripted
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.accepted_vector import AcceptedVector
-from juggler.envrunner.environments.vector import make_vector_env
+from juggler.envrunner.environments.vector import (
+    EqualChoices,
+    check_actions_faster,
+    make_vector_env,
+)
 from juggler.envrunner.failures import EnvironmentFailed
 
 N = 4
@@ -179,3 +184,61 @@ def test_what_is_true_may_also_be_a_number_or_an_array_of_one(vectorize: str, ye
     assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     assert terminated.tolist() == [True, True]
     assert truncated.tolist() == [False, False]
+
+
+# The faster look at actions says what Gymnasium's says.
+
+
+LEAST, MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+class Vector(VectorEnv[Any, Any, Any]):
+    def __init__(self, action_space: Space[Any]) -> None:
+        self.action_space = action_space
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        np.array([0, 1, 2]),
+        np.array([2, 2, 2])[::-1],
+        np.array([0, 1, 3]),
+        np.array([0, -1, 2]),
+        np.array([LEAST, 0, 0]),
+        np.array([0, 0, MOST]),
+        np.array([0, 1]),
+        np.array([[0, 1, 2]]),
+        np.array(0),
+        np.array([0, 1, 2], np.int32),
+        np.array([0, 1, 4], np.int32),
+        np.array([0, 1, 2], np.uint64),
+        np.array([0.0, 1.0, 2.0]),
+        [0, 1, 2],
+        (0, 1, 3),
+        "012",
+        None,
+    ],
+    ids=repr,
+)
+def test_the_same_actions_are_valid(actions: Any) -> None:
+    env = Vector(MultiDiscrete([3, 3, 3]))
+    check_actions_faster(env)
+    assert type(env.action_space) is EqualChoices
+    assert env.action_space.contains(actions) is MultiDiscrete([3, 3, 3]).contains(actions)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        MultiDiscrete([3, 2]),
+        MultiDiscrete([3, 3], start=[1, 1]),
+        MultiDiscrete([3, 3], dtype=np.int32),
+        Discrete(3),
+    ],
+    ids=repr,
+)
+def test_other_spaces_stay_as_they_are(space: Space[Any]) -> None:
+    env, before = Vector(space), type(space)
+    check_actions_faster(env)
+    assert env.action_space is space
+    assert type(space) is before
