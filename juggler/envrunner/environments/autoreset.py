@@ -58,7 +58,8 @@ def last_observation(
         )
     if not reason:
         return to_tree(space, shown)
-    if terminated:  # no value follows
+    # No value is bootstrapped from it.
+    if terminated:
         return None
     raise EnvironmentFailed(f"environment {row}", "step", reason)
 

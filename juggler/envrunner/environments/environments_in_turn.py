@@ -216,7 +216,7 @@ class NoInfo(TypeError):
 
 
 class BadResult(ValueError):
-    """A reward, a last observation or an action mask has a wrong form."""
+    """A reward, an observation or an action mask has a wrong form."""
 
 
 def put_reward(rewards: NDArray[np.float64], row: int, reward: Any) -> None:

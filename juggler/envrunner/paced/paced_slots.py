@@ -219,7 +219,7 @@ class PacedSlots:
             of["row"][places[full]] = -1
 
     def _free_stale(self, places: NDArray[np.intp]) -> None:
-        """Free rows at places [B] whose current step is their first, and stale."""
+        """Free rows at places [B] whose first step is current and stale."""
         rows = self.of["row"][places]  # [B]
         stale = (rows >= 0) & (self.of["step"][places] == 0) & self._is_old(rows)  # [B]
         for row in rows[stale].tolist():
