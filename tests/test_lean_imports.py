@@ -31,8 +31,12 @@ PROGRAMS = {
     ),
     "several agents": (
         "from juggler.envrunner.config import EnvRunnerConfig\n"
-        "from juggler.envrunner.multi_agent.interfaces import has_several_agents\n"
-        "assert has_several_agents(EnvRunnerConfig(env='juggler:CartPoles'))",
+        "from juggler.envrunner.multi_agent.make_envs import has_several_agents\n"
+        "from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs\n"
+        "for env in ('juggler:CartPoles', 'juggler:MatrixGame'):\n"
+        "    config = EnvRunnerConfig(env=env)\n"
+        "    assert has_several_agents(config)\n"
+        "    make_multi_agent_envs(config, critics_see=['all_observations']).reset(0)",
         "torch",
     ),
     "checkpoints": ("import juggler.runtime.checkpoints.checkpoint", "torch"),

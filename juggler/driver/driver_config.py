@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, fields
 from itertools import takewhile
 from typing import Any, Final, Literal
 
-from juggler.envrunner.agent_names import matches
-from juggler.envrunner.setup import RANDOM, may_play
+from juggler.envrunner.setup import RANDOM, matches, may_play
 from juggler.learner.process.learner_program import parse_devices
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, IMITATION, PIPELINES, REPLAY, RND
 from juggler.runtime.checkpoints.weights import DIGEST, FROM, TRAIN, is_frozen

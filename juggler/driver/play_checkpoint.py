@@ -18,8 +18,8 @@ from juggler.driver.league.config import LeagueConfig
 from juggler.driver.record.episode_returns import WithReturns
 from juggler.driver.run_datasets import must_be_playable
 from juggler.driver.script_classes import must_be_given_again
-from juggler.envrunner.agent_names import matches as fits
 from juggler.envrunner.setup import RANDOM
+from juggler.envrunner.setup import matches as fits
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, read_or_warn
 from juggler.runtime.checkpoints.weights import DIRECTORY, place_and_module, run_of
 from juggler.runtime.connectors.config import own_connectors

@@ -362,7 +362,7 @@ class _CheckedGames:
 
             self._checks.check(group.observation_space, part.observations, call, named)
         if turn.unread:
-            self._checks.warn("infos", f"infos after {call} have {turn.unread()}")
+            self._checks.warn("infos", f"infos after {call} have {turn.unread}")
         return turn
 
 

@@ -22,7 +22,7 @@ from juggler.envrunner.environments.accepted_vector import (
     with_leaves,
 )
 from juggler.envrunner.environments.action_masks import ObservedChoices
-from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
+from juggler.envrunner.environments.autoreset import autoreset_mode, last_observation
 from juggler.envrunner.sampler import Sampler, refuse_late_mask
 from juggler.runtime.acting.actor import Actor, Contexts
 from juggler.runtime.connectors.connector import ContextConnector
@@ -204,7 +204,7 @@ class DeviceSampler(Sampler):
             if not rows:
                 continue
             final = {"final_obs": on_host(infos.get("final_obs"))}
-            finals += [(row, t, final_observation(self._space, final, row)) for row in rows]
+            finals += [(row, t, last_observation(self._space, final, row)) for row in rows]
         return finals
 
 

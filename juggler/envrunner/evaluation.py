@@ -18,9 +18,6 @@ from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.finiteness import check_return
 from juggler.envrunner.multi_agent.turns import ALONE, AgentGroup, GroupTurn, MultiAgentEnvs, Turn
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.checkpoints.checkpoint import CONNECTORS
-from juggler.runtime.checkpoints.weights import WEIGHTS
-from juggler.runtime.connectors.mergeable_state import check
 from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import put, take, to_tree, zeros
@@ -218,23 +215,6 @@ class PlayedEpisodes(NamedTuple):
     returns: list[float]
     lengths: list[int]
     agent_returns: AgentReturns
-
-
-def load_tree(module_id: str, tree: Any, policy: Actor, connectors: EnvToModule) -> None:
-    """Load a module's part of a checkpoint into policy and connectors.
-
-    Raises:
-        ValueError: weights of the module are missing, or do not fit.
-    """
-    weights = tree[WEIGHTS]
-    if missing := [name for name in policy.names if name not in weights]:
-        raise ValueError(
-            f"the checkpoint of module {module_id!r} is another module's: it has no "
-            f"{', '.join(missing)}"
-        )
-    policy.load({name: weights[name] for name in policy.names})
-    if learned := check(tree[CONNECTORS]):
-        connectors.set_state(learned)
 
 
 class Episode(NamedTuple):
@@ -514,12 +494,10 @@ def play_whole_episodes(
             for slots in modules:
                 slots.line_up(line_up)
         # All modules act on the same turn.
-        parts: list[list[tuple[ModuleSlots, Any]]] = [[] for _ in turn.groups]
-        for slots in modules:
-            group = slots.role.group
-            parts[group].append((slots, slots.act_deterministically(turn.groups[group])))
-        groups = zip(turn.groups, envs.groups, parts, strict=True)
-        return [merged_actions(turn, group.action_space, part) for turn, group, part in groups]
+        acted = (
+            (slots, slots.act_deterministically(turn.groups[slots.role.group])) for slots in modules
+        )
+        return merged_actions(turn, envs.groups, acted)
 
     ended = whole_episodes(envs, act, episodes, seed, watch, most_steps=most_steps)
     return _played(ended, episodes, goal, envs.agents, players)

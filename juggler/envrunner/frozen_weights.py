@@ -5,9 +5,12 @@ Weights of untrained modules come before the Setup, weights of a checkpoint befo
 
 from __future__ import annotations
 
-from juggler.envrunner.evaluation import load_tree
+from typing import Any
+
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.checkpoints.weights import tree_digest
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS
+from juggler.runtime.checkpoints.weights import WEIGHTS, tree_digest
+from juggler.runtime.connectors.mergeable_state import check
 from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.wire.frames import FrameReader
 from juggler.runtime.wire.layouts import Limits
@@ -66,3 +69,20 @@ class FrozenWeights:
                 f"their digest is {found}, and must be {digest}"
             )
         load_tree(module_id, tree, policy, connectors)
+
+
+def load_tree(module_id: str, tree: Any, policy: Actor, connectors: EnvToModule) -> None:
+    """Load a module's part of a checkpoint into policy and connectors.
+
+    Raises:
+        ValueError: weights of the module are missing, or do not fit.
+    """
+    weights = tree[WEIGHTS]
+    if missing := [name for name in policy.names if name not in weights]:
+        raise ValueError(
+            f"the checkpoint of module {module_id!r} is another module's: it has no "
+            f"{', '.join(missing)}"
+        )
+    policy.load({name: weights[name] for name in policy.names})
+    if learned := check(tree[CONNECTORS]):
+        connectors.set_state(learned)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from numbers import Real
 from typing import Any, Final, NamedTuple
 
@@ -301,10 +300,10 @@ _MEANT: Final = (np.ndarray, Mapping, Real)
 
 def arrays_in(
     infos: Mapping[str, Any], shape: tuple[int, int]
-) -> tuple[dict[str, NDArray[Any]], Callable[[], str] | None]:
+) -> tuple[dict[str, NDArray[Any]], str]:
     """Flatten infos [N, A] to new arrays [N * A], by name.
 
-    Also returns a function that describes the infos that nothing reads (`Turn.unread`), or None.
+    Also describes the infos that nothing reads, for `Turn.unread`.
     """
     found: dict[str, NDArray[Any]] = {}
     others: list[str] = []
@@ -313,18 +312,18 @@ def arrays_in(
             found[name] = given.flatten()
         elif isinstance(given, _MEANT):
             others.append(str(name))
-    return found, partial(_of_others, others, shape) if others else None
-
-
-def _of_others(names: Collection[str], shape: tuple[int, int]) -> str:
-    return (
-        f"{listed(names)}, and no array of the shape {list(shape)} there: nothing reads that. "
+    if not others:
+        return found, ""
+    return found, (
+        f"{listed(others)}, and no array of the shape {list(shape)} there: nothing reads that. "
         "Infos have arrays [num_envs, agents] by name"
     )
 
 
 def unknown_agents(names: Collection[str], agents: Sequence[str]) -> str:
-    """Describe infos under names that are not agents."""
+    """Describe infos under names that are not agents; "": there are none."""
+    if not names:
+        return ""
     return (
         f"{listed(sorted(names))}, and no agent is called so: nothing reads that. Infos have a "
         f"dict for each agent, as in {{{agents[0]!r}: {{...}}}}"

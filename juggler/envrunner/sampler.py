@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,20 +19,22 @@ from juggler.envrunner.environments.action_masks import (
     ObservedChoices,
     find_non_binary,
 )
-from juggler.envrunner.environments.autoreset import autoreset_mode, final_observation
+from juggler.envrunner.environments.autoreset import autoreset_mode, last_observation
 from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFiniteBatch, check_finite
 from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch
 from juggler.envrunner.paced.paced_rows import segments_of
+from juggler.envrunner.rounds import TrainedResult
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.connector import NonFiniteObservation
 from juggler.runtime.connectors.leaves import holds_masks
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.structures import to_tree, tree_map, zeros
+from juggler.runtime.wire.structures import put, take, to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
 
@@ -109,30 +111,20 @@ class RunningEpisodes:
         return np.arange(self._next_id - count, self._next_id, dtype=np.uint64)
 
 
-__all__ = ["Fragment", "NonFiniteBatch", "Sampler"]
-
-
-@dataclass(frozen=True, slots=True)
-class Fragment:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment(TrainedResult):
     """T steps of each of N environments.
 
+    The batch is in its own memory, so that it can be sent while the next one is sampled.
+
     Attributes:
-        batch: in its own memory, so that it can be sent while the next one is sampled.
-        episode_returns: undiscounted returns of the episodes that ended in this fragment, with
-            their steps in earlier fragments.
-        episode_lengths: their numbers of steps.
-        seconds: time spent in "environment", in "inference", in "frames" (allocating memory), and
-            in "connectors" (everything else).
-        connector_delta: what connectors have learned from the live steps; {}: nothing.
-        infos: numbers in the environments' infos, of the episodes that ended.
+        seconds: as in `PlayedRound`.
+        infos: as in `PlayedRound`.
     """
 
     batch: EpisodeBatch
-    episode_returns: list[float]
-    episode_lengths: list[int]
     seconds: dict[str, float]
-    connector_delta: State = field(default_factory=dict)
-    infos: InfoNumbers = field(default_factory=dict)
+    infos: InfoNumbers
 
 
 class Sampler:
@@ -243,7 +235,15 @@ class Sampler:
         delta = self._checked_delta(batch)
         seconds["connectors"] = time.perf_counter() - started - sum(seconds.values())
         self._observation = self._next
-        return Fragment(batch, returns.tolist(), lengths.tolist(), seconds, delta, infos)
+        return Fragment(
+            batch=batch,
+            version=Version(*version),
+            episode_returns=returns.tolist(),
+            episode_lengths=lengths.tolist(),
+            connector_delta=delta,
+            seconds=seconds,
+            infos=infos,
+        )
 
     def _stepped(self, seconds: dict[str, float]) -> list[tuple[int, int, Any]]:
         """Fill and check the columns; return the same as `_step_through`."""
@@ -368,7 +368,7 @@ class Sampler:
         else:
             shown = to_tree(self._space, observation)  # [N, ...]
             seen = self._choices.through(self._connectors.watch, shown, lambda row: (row, t))
-            write_tree(self._seen[t], seen)
+            put(self._seen[t], ..., seen)
         if self._legal is not None:
             self._legal.require(self._seen[t][ACTION_MASK], t, "a fragment", over)
 
@@ -386,7 +386,7 @@ class Sampler:
         """Write the observations [N, ...] after the last step."""
         shown = on_host(to_tree(self._space, observation))  # [N, ...]
         last = self._choices.through(self._connectors, shown, lambda row: (row, self._steps))
-        write_tree(self._last_observations, last)
+        put(self._last_observations, ..., last)
         self._next = observation
 
     def _actions(self) -> tuple[Tree, NDArray[np.float32]]:
@@ -405,11 +405,11 @@ class Sampler:
         """
         return self._states
 
-    def _final_observation(self, observations: Any, infos: dict[str, Any], row: int) -> Tree:
+    def _final_observation(self, observations: Any, infos: dict[str, Any], row: int) -> Any:
         """Return the last observation [...] of a truncated episode, without NEXT_STEP autoreset."""
         if self._autoreset is AutoresetMode.SAME_STEP:
-            return final_observation(self._space, infos, row)
-        return _row(to_tree(self._space, observations), row)
+            return last_observation(self._space, infos, row)
+        return take(to_tree(self._space, observations), np.array(row))
 
     def _set_live(self) -> NDArray[np.bool_]:
         """Mark and clear the steps that only reset [N, T]."""
@@ -442,11 +442,11 @@ class Sampler:
             at = np.array([final[:2] for final in finals], np.intp).reshape(-1, 2)  # [K, 2]
             shown = zeros(self._space, (len(finals),))  # [K, ...]
             for k, (_, _, observation) in enumerate(finals):
-                write_tree(_row(shown, k), observation)
+                put(shown, k, observation)
             observations = zeros(self._connectors.observation_space, (len(finals),))  # [K, ...]
             if finals:
                 place = lambda k: (finals[k][0], finals[k][1] + 1)  # noqa: E731
-                write_tree(observations, self._choices.through(self._connectors, shown, place))
+                put(observations, ..., self._choices.through(self._connectors, shown, place))
             return at[:, 0], at[:, 1], observations
         # Under NEXT_STEP, the next step shows the last observation.
         rows, steps = np.nonzero(self._truncated)  # [K] both
@@ -482,18 +482,3 @@ def _by_step(columns: Any, steps: int) -> Any:
         return columns.swapaxes(0, 1)
     branches = {key: _by_step(branch, steps) for key, branch in columns.items()}
     return [{key: views[t] for key, views in branches.items()} for t in range(steps)]
-
-
-def _row(batch: Tree, row: int) -> Tree:
-    """Return views of one row [...] of a batch [N, ...]."""
-    views: Tree = tree_map(lambda leaf: leaf[row, ...], batch)
-    return views
-
-
-def write_tree(memory: Any, tree: Any) -> None:
-    """Copy a tree of arrays into one of the same shapes."""
-    if isinstance(memory, np.ndarray):
-        memory[...] = tree
-    else:
-        for key, branch in memory.items():
-            write_tree(branch, tree[key])

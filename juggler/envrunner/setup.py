@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from juggler.envrunner.config import EnvRunnerConfig
@@ -67,6 +68,12 @@ class EnvRunnerSetup:
         trained = (acting for acting in self.modules.values() if not acting.digest)
         seen = {acting.module.critic_sees for acting in trained}
         return tuple(sorted(seen - {"observation"}))
+
+
+def matches(agent: str, pattern: str) -> bool:
+    """Return whether a pattern (`*`, `?`, `[...]`) or name matches this agent."""
+    # An agent's own name may have characters that mean something in a pattern, as in agent[0].
+    return agent == pattern or fnmatchcase(agent, pattern)
 
 
 def may_play(ids: str | Sequence[str]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,9 +16,11 @@ from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.device_sampler import DeviceSampler, why_on_host
 from juggler.envrunner.environments.accepted_vector import tensors_on
 from juggler.envrunner.environments.seeding import seed_process
-from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate, load_tree
-from juggler.envrunner.rounds import PlayedRound, TrainedResult
-from juggler.envrunner.sampler import NonFiniteBatch, Sampler
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes, evaluate
+from juggler.envrunner.finiteness import NonFiniteBatch
+from juggler.envrunner.frozen_weights import load_tree
+from juggler.envrunner.rounds import PlayedRound
+from juggler.envrunner.sampler import Sampler
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.config import ConnectorsConfig
@@ -292,23 +294,16 @@ class SingleAgentStage(Stage):
         self._sampler.reset(seed)
 
     def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
-        version = versions[self._module_id]
         try:
-            fragment = self._sampler.sample(version)
+            fragment = self._sampler.sample(versions[self._module_id])
         except NonFiniteBatch as error:
             return PlayedRound({self._module_id: error}, {})
         # Returns in a data set are not returns of the trained policy.
-        plays = not isinstance(self._env, RecordedEnvs)
-        result = TrainedResult(
-            fragment.batch,
-            version,
-            fragment.episode_returns if plays else [],
-            fragment.episode_lengths if plays else [],
-            fragment.connector_delta,
-        )
+        if isinstance(self._env, RecordedEnvs):
+            fragment = replace(fragment, episode_returns=[], episode_lengths=[])
         notes, self._notes = [*self._notes, *self._policy.take_notes()], []
-        recorded = {self._module_id: result}
-        return PlayedRound(recorded, fragment.seconds, notes=notes, infos=fragment.infos)
+        results = {self._module_id: fragment}
+        return PlayedRound(results, fragment.seconds, notes=notes, infos=fragment.infos)
 
     def evaluate(
         self,

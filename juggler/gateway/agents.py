@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from juggler.envrunner.agent_names import LONGEST_NAME, matches
 from juggler.envrunner.multi_agent.line_up import AssignedLineUps, LineUps, line_ups_of
-from juggler.envrunner.setup import RANDOM, may_play
+from juggler.envrunner.setup import RANDOM, matches, may_play
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.sessions import SharedEpisodes
 from juggler.runtime.episodes.version import DEFAULT_MODULE
@@ -16,6 +15,7 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 #: Names that clients give the only agent of a simulator.
 _UNNAMED = ("", "0")
+_LONGEST_NAME: Final = 128  # characters
 
 
 class ModuleAssignment:
@@ -144,8 +144,8 @@ class ModuleAssignment:
 def _check_names(names: list[str]) -> None:
     known: set[str] = set()
     for name in names:
-        if len(name) > LONGEST_NAME:
-            text = f"agent {name[:20]!r}...: a name has at most {LONGEST_NAME} characters"
+        if len(name) > _LONGEST_NAME:
+            text = f"agent {name[:20]!r}...: a name has at most {_LONGEST_NAME} characters"
             raise SessionError(Code.UNKNOWN_AGENT, text)
         if name in known:
             text = f"two agents have the id {name!r}: give each one of its own"

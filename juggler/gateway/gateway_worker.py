@@ -16,9 +16,9 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets.dataset_writer import SampledEpisodes
 from juggler.envrunner.environments.seeding import module_seeds, player_seed
 from juggler.envrunner.envrunner_program import EnvRunnerProgram, GatewayAddress
-from juggler.envrunner.evaluation import Goal, load_tree
+from juggler.envrunner.evaluation import Goal
 from juggler.envrunner.finiteness import NonFiniteBatch
-from juggler.envrunner.frozen_weights import FrozenWeights
+from juggler.envrunner.frozen_weights import FrozenWeights, load_tree
 from juggler.envrunner.learner_streams import FIRST_WEIGHTS_SECONDS, LearnerStreams
 from juggler.envrunner.multi_agent.line_up import AssignedLineUps
 from juggler.envrunner.rounds import FrozenResult, TrainedResult

@@ -189,8 +189,9 @@ class ModulePlayer(PacedSlots):
                     self.end(share.slots[over], truncated, finals)
                     self.counts["episodes"] += len(over)
         for share in shares:
-            for place, reward in share.early:
-                self.add_to_returns(np.array([place]), np.array([reward]))
+            if share.steps.early:  # in few turns
+                for place, reward in share.early:
+                    self.add_to_returns(np.array([place]), np.array([reward]))
         self.observe(slots, observations)
 
     def end_episodes(self, places: NDArray[np.intp], *, counted: bool) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.envrunner.agent_names import MOST_AGENTS
 from juggler.envrunner.info_numbers import (
     LARGEST,
     LONGEST_NAME,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
 
 PROTOCOL_MIN = PROTOCOL_MAX = 1
+_MOST_AGENTS = 64  # of one environment
 #: How long a session waits for a simulator that vanished.
 RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
@@ -330,8 +330,8 @@ def check_hello(hello: pb.Hello, known: Collection[str]) -> None:
     if hello.mode not in SERVED:
         served = ", ".join(pb.Mode.Name(mode) for mode in SERVED)
         raise SessionError(Code.NOT_SERVED, f"mode {hello.mode} is not served here: use {served}")
-    if not 1 <= len(hello.agents) <= MOST_AGENTS:
-        text = f"{len(hello.agents)} agents in one session: have 1 to {MOST_AGENTS}"
+    if not 1 <= len(hello.agents) <= _MOST_AGENTS:
+        text = f"{len(hello.agents)} agents in one session: have 1 to {_MOST_AGENTS}"
         raise SessionError(Code.NOT_SERVED, text)
     if not hello.environments:
         raise SessionError(Code.UNKNOWN_ENVIRONMENT, "a session needs at least 1 environment")

@@ -17,7 +17,8 @@ from support.vectors import MODES, vector_of, vector_of_functions
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
-from juggler.envrunner.sampler import NonFiniteBatch, Sampler
+from juggler.envrunner.finiteness import NonFiniteBatch
+from juggler.envrunner.sampler import Sampler
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import Moments

@@ -12,8 +12,9 @@ from support.scripted_modules import LinearPolicy, Summing
 from support.vectors import KINDS, MODES, seeds_of
 
 from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
-from juggler.envrunner.evaluation import Goal, evaluate, load_tree
+from juggler.envrunner.evaluation import Goal, evaluate
 from juggler.envrunner.failures import EnvironmentFailed
+from juggler.envrunner.frozen_weights import load_tree
 from juggler.envrunner.info_numbers import (
     MOST_NAMES,
     InfoNumber,

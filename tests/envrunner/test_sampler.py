@@ -18,7 +18,8 @@ from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.sampler import Fragment, NonFiniteBatch, RunningEpisodes, Sampler
+from juggler.envrunner.finiteness import NonFiniteBatch
+from juggler.envrunner.sampler import Fragment, RunningEpisodes, Sampler
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.pipelines import build_runner_pipelines

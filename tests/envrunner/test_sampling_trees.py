@@ -21,7 +21,8 @@ from support.scripted_modules import LinearPolicy
 from support.vectors import KINDS, MODES, vector_of, vector_of_functions
 
 from juggler.envrunner.evaluation import evaluate
-from juggler.envrunner.sampler import NonFiniteBatch, Sampler
+from juggler.envrunner.finiteness import NonFiniteBatch
+from juggler.envrunner.sampler import Sampler
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.modules.distributions.for_space import distribution_for
 from juggler.runtime.modules.rl_module import RLModule

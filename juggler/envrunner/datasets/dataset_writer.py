@@ -65,16 +65,15 @@ class _Running:
 class EpisodesUnderWay:
     """Collects the running episodes, one per place.
 
+    When they have too many bytes, the longest is cut before its last step, as if it were truncated.
+    That step begins a new episode. A single step is not cut.
+
     Args:
         take: called with each episode when it ends.
-        most_bytes: when all episodes together have more, the longest is cut before its last step,
-            as if it were truncated; that step begins a new episode. A single step is not cut.
     """
 
-    def __init__(
-        self, take: Callable[[RecordedEpisode], None], most_bytes: int = MOST_BYTES
-    ) -> None:
-        self._take, self._most_bytes = take, most_bytes
+    def __init__(self, take: Callable[[RecordedEpisode], None]) -> None:
+        self._take = take
         self._running: dict[int, _Running] = {}
         self._bytes = 0  # of all running episodes
 
@@ -88,7 +87,7 @@ class EpisodesUnderWay:
             reward: of the step.
         """
         self._add(place, observation, action, reward)
-        if self._bytes > self._most_bytes:
+        if self._bytes > MOST_BYTES:
             self._cut(max(self._running, key=lambda each: self._running[each].nbytes))
 
     def end(self, place: int, observation: Tree | None, *, terminated: bool) -> None:
@@ -514,7 +513,6 @@ class SampledEpisodes:
         action_space: of the environments.
         env_spec: of the environments, if Gymnasium can make them again.
         report: logs why the recording has ended.
-        part_seconds: the age at which a part is complete, from its first episode on.
 
     Raises:
         DatasetError: as `must_be_recordable`.
@@ -528,13 +526,12 @@ class SampledEpisodes:
         action_space: gymnasium.Space[Any],
         env_spec: EnvSpec | None,
         report: Callable[[str], None],
-        part_seconds: float = _PART_SECONDS,
     ) -> None:
         must_be_recordable(observation_space, action_space)
         self._directory, self._worker = Path(config.record).expanduser().absolute(), worker
         self._about = observation_space, action_space, env_spec
         self._most_bytes = None if config.record_gb is None else config.record_gb * _GB
-        self._report, self._part_seconds = report, part_seconds
+        self._report = report
         self._bytes = bytes_of(self._directory.glob(f"{worker}-part-*-v0/data/*"))  # of all parts
         self._part = ExitStack()
         self._writer: DatasetWriter | None = None
@@ -564,7 +561,7 @@ class SampledEpisodes:
 
     def complete_if_old(self) -> None:
         """Complete an old part, even if no further episode comes."""
-        if self._began is not None and time.monotonic() - self._began >= self._part_seconds:
+        if self._began is not None and time.monotonic() - self._began >= _PART_SECONDS:
             self.complete()
 
     def complete(self) -> None:

@@ -75,6 +75,9 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
         terminated = over & [each.terminated for each in self._playing]  # [N]
         return self._seen(), rewards, terminated, over & ~terminated, {}
 
+    def close_extras(self, **_: Any) -> None:
+        """Do nothing, with any of Gymnasium's options."""
+
     def _seen(self) -> Any:
         """Set `actions`, and return the observations in Gymnasium's form."""
         at = self._at.tolist()

@@ -231,9 +231,7 @@ class ObservedMasks(VectorWrapper):
             raise EnvironmentFailed("environment 0", "reset", reason) from error
         # Filled in each step: a mask is kept until the next one.
         self._masks: Any = zeros(space, (env.num_envs,))  # [N, n] each, int8
-        self.single_observation_space = spaces.Dict(
-            {**self._observed(self._plain_space), ACTION_MASK: space}
-        )
+        self.single_observation_space = space_with_masks(self._plain_space, space)
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
 
     def reset(
@@ -317,14 +315,20 @@ class ObservedMasks(VectorWrapper):
         return finals
 
     def _with(self, observations: Any, masks: Any) -> dict[str, Any]:
-        return {**self._observed(observations), ACTION_MASK: masks}
+        return with_masks(self._plain_space, observations, masks)
 
-    def _observed(self, observations: Any) -> Mapping[str, Any]:
-        """Return observations, or their space, as a mapping."""
-        if not isinstance(self._plain_space, spaces.Dict):
-            return {OBSERVATION: observations}
-        by_key: Mapping[str, Any] = getattr(observations, "spaces", observations)
-        return by_key
+
+def space_with_masks(space: Space[Any], masks: Space[Any]) -> spaces.Dict:
+    """Return the space of observations with action masks."""
+    parts = space.spaces if isinstance(space, spaces.Dict) else {OBSERVATION: space}
+    return spaces.Dict({**parts, ACTION_MASK: masks})
+
+
+def with_masks(space: Space[Any], observations: Any, masks: Any) -> dict[str, Any]:
+    """Put action masks into observations of a space without them."""
+    # A Tuple's values are dicts in trees, too.
+    parts = observations if isinstance(space, spaces.Dict) else {OBSERVATION: observations}
+    return {**parts, ACTION_MASK: masks}
 
 
 def read_masks(space: Space[Any], given: Any, rows: NDArray[np.intp]) -> Any:

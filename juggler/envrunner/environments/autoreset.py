@@ -29,45 +29,39 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
         ) from None
 
 
-def final_observation(space: gymnasium.Space[Any], infos: dict[str, Any], row: int) -> Tree:
-    """Return the last observation of an episode that a SAME_STEP vector truncated.
+def last_observation(
+    space: gymnasium.Space[Any], infos: dict[str, Any], row: int, *, terminated: bool = False
+) -> Tree | None:
+    """Return the last observation of an episode that a SAME_STEP vector ended.
 
     Args:
         space: of one environment's observations.
         infos: of that step. "final_obs" is an array [N] of observations, or a batch [N, ...] of
             them.
         row: the environment's index.
+        terminated: the episode has terminated: an observation that is missing or does not fit the
+            space is None. Otherwise it was truncated.
 
     Raises:
-        EnvironmentFailed: the infos do not have it, or it does not fit the space.
+        EnvironmentFailed: a truncated episode has none in the infos, or it does not fit the space.
     """
-    if not _has_final_observation(infos, row):
-        raise EnvironmentFailed(
-            f"environment {row}",
-            "step",
-            "it truncated an episode under SAME_STEP autoreset without infos['final_obs'], "
-            "which the value of the last step is bootstrapped from",
+    if _has_final_observation(infos, row):
+        shown, why = _final_of(space, infos, row)
+        reason = f"with the end of an episode that it truncated, {why}" if why else ""
+    else:
+        shown, reason = (
+            None,
+            (
+                "it truncated an episode under SAME_STEP autoreset without infos['final_obs'], "
+                "which the value of the last step is bootstrapped from"
+            ),
         )
-    shown, why = _final_of(space, infos, row)
-    if why:
-        reason = f"with the end of an episode that it truncated, {why}"
-        raise EnvironmentFailed(f"environment {row}", "step", reason)
-    return to_tree(space, shown)
-
-
-def last_observation(
-    space: gymnasium.Space[Any], infos: dict[str, Any], row: int, *, terminated: bool
-) -> Tree | None:
-    """Return the last observation of an episode that a SAME_STEP vector reset.
-
-    None: the episode has terminated, and the observation is missing or does not fit the space.
-
-    Raises:
-        EnvironmentFailed: as `final_observation`, for an episode that was truncated.
-    """
-    if terminated and (not _has_final_observation(infos, row) or _final_of(space, infos, row)[1]):
+    if not reason:
+        return to_tree(space, shown)
+    # No value is bootstrapped from it.
+    if terminated:
         return None
-    return final_observation(space, infos, row)
+    raise EnvironmentFailed(f"environment {row}", "step", reason)
 
 
 def _has_final_observation(infos: Mapping[str, Any], row: int) -> bool:

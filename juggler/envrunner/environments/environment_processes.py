@@ -27,7 +27,7 @@ from gymnasium.vector.utils import (
 )
 
 from juggler.envrunner.environments.environments_in_turn import (
-    BadMask,
+    BadResult,
     Env,
     EnvironmentsInTurn,
     add_final,
@@ -124,7 +124,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
                     self._answers.register(ours, select.POLLIN)
             self._wait_for("constructor", range(self.num_envs), None)
         except BaseException:
-            self.close_extras(0.0)
+            self.close_extras(terminate=True)
             self.closed = True
             raise
 
@@ -164,14 +164,20 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
         results = [memory[name].copy() for name in ("rewards", "terminated", "truncated")]  # [N]
         return memory["observations"], *results, infos
 
-    def close_extras(self, timeout: float = _PATIENCE_SECONDS) -> None:
-        """Let environments close, and kill the rest after `timeout` seconds."""
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Let environments close, and kill the rest.
+
+        Args:
+            timeout: seconds that they have; None: a few.
+            terminate: kill them at once.
+        """
         for pipe in self._pipes:
             try:
                 pipe.send(None)
             except OSError:
                 pass  # the process is dead
-        give_up = time.monotonic() + timeout
+        seconds = _PATIENCE_SECONDS if timeout is None else timeout
+        give_up = time.monotonic() + (0.0 if terminate else seconds)
         for process in self.processes:
             process.join(max(0.0, give_up - time.monotonic()))
             if process.is_alive():
@@ -183,7 +189,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
     def __del__(self) -> None:
         # Their memory will be reused, while they would still write into it.
         if not self.closed and "processes" in vars(self):
-            self.close(timeout=0.0)
+            self.close(terminate=True)
 
     def name_of(self, *rows: int) -> str:
         """Name environments in errors."""
@@ -212,7 +218,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
         for row, part in sorted(answers.items()):
             try:
                 infos = self._with(infos, part, row)
-            except BadMask as error:
+            except BadResult as error:
                 raise EnvironmentFailed(self.name_of(row), call, str(error)) from None
         return infos
 

@@ -112,12 +112,12 @@ class EnvironmentsInTurn(SyncVectorEnv):
         terminated.fill(False)
         truncated.fill(False)
         infos: dict[str, Any] = {}
+        chosen = self._by_environment(actions)
         call, i = "step", 0
         # One `try` for all environments, because entering one for each takes longer than a move of
         # some; `call` and `i` tell what raised.
         try:
-            each = zip(self.envs, iterate(self.action_space, actions), strict=True)
-            for i, (env, action) in enumerate(each):
+            for i, (env, action) in enumerate(zip(self.envs, chosen, strict=True)):
                 # The actions of environments that only reset are ignored.
                 if over[i] and next_step:
                     call, over[i], rewards[i] = "reset", False, 0
@@ -156,6 +156,13 @@ class EnvironmentsInTurn(SyncVectorEnv):
             raise self._failure(i, call, error) from None
         return self._batch_observations("step"), rewards, terminated, truncated, infos
 
+    def _by_environment(self, actions: Any) -> list[Any]:
+        """Split actions [N, ...]; a wrong number is not an environment's fault."""
+        chosen = list(iterate(self.action_space, actions))
+        if len(chosen) != self.num_envs:
+            raise ValueError(f"{len(chosen)} actions for {self.num_envs} environments")
+        return chosen
+
     def _batch_observations(self, call: str) -> Any:
         """Batch the observations of all environments [N, ...]."""
         observations: list[Any] = self._env_obs
@@ -188,7 +195,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
         raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
         if isinstance(error, NoInfo):
             reason = must_return(call, str(error))
-        elif isinstance(error, NoFlag | BadMask | BadResult):
+        elif isinstance(error, NoFlag | BadResult):
             reason = str(error)
         elif raised_here and any(word in str(error) for word in ("unpack", "iterable")):
             reason = must_return(call, str(error))
@@ -208,12 +215,8 @@ class NoInfo(TypeError):
     """
 
 
-class BadMask(ValueError):
-    """The action mask in an info differs from other environments' masks."""
-
-
 class BadResult(ValueError):
-    """A reward or a last observation has a wrong form."""
+    """A reward, an observation or an action mask has a wrong form."""
 
 
 def put_reward(rewards: NDArray[np.float64], row: int, reward: Any) -> None:
@@ -253,7 +256,7 @@ def add_mask(
     """Add the action mask of an info, if it has one.
 
     Raises:
-        BadMask: the masks of other environments have another shape or type.
+        BadResult: the masks of other environments have another shape or type.
     """
     part, others = mask_in(info), infos.get(ACTION_MASK)
     try:
@@ -264,7 +267,7 @@ def add_mask(
         return env._add_info(infos, part, row)
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         reason = f"the action mask in its info is not like those of other environments: {error}"
-        raise BadMask(reason) from None
+        raise BadResult(reason) from None
 
 
 def without_mask(info: dict[str, Any]) -> dict[str, Any]:
@@ -287,7 +290,7 @@ def add_final(
     """Add the last observation and info before a SAME_STEP reset.
 
     Raises:
-        BadMask: the last masks of other environments have another shape or type.
+        BadResult: the last masks of other environments have another shape or type.
     """
     # Copies, because the reset may write into the same memory.
     infos = env._add_info(infos, {"final_obs": deepcopy(observation), "final_info": {}}, row)

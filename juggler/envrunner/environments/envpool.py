@@ -88,6 +88,9 @@ class EnvPoolVector(VectorWrapper):
         # EnvPool's infos do not follow Gymnasium's conventions.
         return *stepped, _given_numbers(info, self._count)
 
+    def close(self, **_: Any) -> None:
+        self._pool.made.close()  # without Gymnasium's options
+
 
 def make_envpool_vector(config: EnvRunnerConfig) -> EnvPoolVector:
     """Make the environments of a configuration whose `env` is envpool:…

@@ -38,7 +38,7 @@ from juggler.envrunner.environments.find_environment import (
 from juggler.envrunner.environments.pufferlib import as_vector
 from juggler.envrunner.environments.seeding import environment_seeds
 from juggler.envrunner.failures import failures_of
-from juggler.envrunner.multi_agent.interfaces import METHODS
+from juggler.envrunner.multi_agent.pettingzoo_games import METHODS
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
 from juggler.runtime.annotations import signature
 from juggler.runtime.near_matches import all_of

@@ -16,13 +16,19 @@ from juggler.envrunner.environments.action_masks import (
     find_non_binary,
     flat_mask,
     mask_space,
+    space_with_masks,
+    with_masks,
 )
 from juggler.envrunner.environments.misfits import misfit
 from juggler.envrunner.multi_agent.turns import ALL_OBSERVATIONS, STATE, AgentGroup
-from juggler.runtime.connectors.leaves import OBSERVATION, at, holds_masks
+from juggler.runtime.connectors.leaves import at, holds_masks
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.modules.columns import ACTION_MASK, OBSERVED, OBSERVED_BY_CRITIC
-from juggler.runtime.modules.encoders import without_mask
+from juggler.runtime.modules.columns import (
+    ACTION_MASK,
+    OBSERVED,
+    OBSERVED_BY_CRITIC,
+    without_mask,
+)
 from juggler.runtime.wire.structures import put, space_leaves, to_tree, tree_map, zeros
 from juggler.runtime.wire.trees import Path, Tree, flatten, unflatten
 
@@ -76,12 +82,7 @@ class GroupObservations:
                     f"info['action_mask'] of {agents} does not fit the action space: {error}"
                 ) from error
             # The policy and the learner find a mask only in observations.
-            parts = (
-                self._plain.spaces
-                if isinstance(self._plain, spaces.Dict)
-                else {OBSERVATION: self._plain}
-            )
-            space = spaces.Dict({**parts, ACTION_MASK: self._mask})
+            space = space_with_masks(self._plain, self._mask)
             self.group = AgentGroup(plain.agents, space, self._actions)
         LegalActions.of(self.group.observation_space, self._actions)
         self._none = zeros(self.group.observation_space, (0,))
@@ -106,11 +107,7 @@ class GroupObservations:
         if self._ignores:
             return plain
         if self._mask is not None:
-            masks = self._masks(self._mask, given, last)
-            # A Tuple's values are a dict in trees, too.
-            if isinstance(self._plain, spaces.Dict) and isinstance(plain, Mapping):
-                return {**plain, ACTION_MASK: masks}
-            return {OBSERVATION: plain, ACTION_MASK: masks}
+            return with_masks(self._plain, plain, self._masks(self._mask, given, last))
         for row, mask in enumerate(given):
             if mask is not None:
                 raise Misfit(row, "its info has an action mask, and had none in the first reset")

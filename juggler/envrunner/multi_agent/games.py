@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,34 +68,25 @@ class Reports:
         over: environments whose agents are all done.
         critics_now: what critics see with the agents that act next, by kind and environment.
         critics_at_end: the same with the agents that ended, in environments where any did; copies.
+        slots: as given.
         infos: numbers in the infos of agents that have acted or ended, [N * A] by name.
         unread: keys of infos that are not agents.
 
     Args:
         groups: of agents.
-        slots: N * A; 0: infos are not read.
+        slots: N * A.
     """
 
-    def __init__(self, groups: int, slots: int = 0) -> None:
+    def __init__(self, groups: int, slots: int) -> None:
         self.infos: dict[str, Any] = {}
         self.unread: set[str] = set()
-        self._slots = slots
+        self.slots = slots
         self.critics_now: dict[str, dict[int, Any]] = defaultdict(dict)
         self.critics_at_end: dict[str, dict[int, Any]] = defaultdict(dict)
         self.rewards: dict[int, float] = {}
         self.ended: list[list[AgentReport]] = [[] for _ in range(groups)]
         self.acting: list[list[AgentReport]] = [[] for _ in range(groups)]
         self.over: list[int] = []
-
-    def keep(self, slot: int, info: Any) -> None:
-        """Keep the numbers in an agent's info."""
-        if self._slots and is_mapping(info) and info:
-            keep_numbers(self.infos, info, slot, self._slots)
-
-
-def mask_in(info: Any) -> Any:
-    """Return the action mask in an agent's info; None: no mask."""
-    return info.get(ACTION_MASK) if is_mapping(info) else None
 
 
 def is_mapping(info: Any) -> bool:
@@ -204,7 +194,8 @@ class Game(ABC):
 
     def _acts(self, agent: Hashable, observation: Any, info: Any, reports: Reports) -> None:
         place = self._place(agent)
-        report = AgentReport(self._slots[place], observation, mask_in(info))
+        mask = self._info(agent, info).get(ACTION_MASK)
+        report = AgentReport(self._slots[place], observation, mask)
         reports.acting[self._group_of[place]].append(report)
 
     def _ends(
@@ -212,9 +203,25 @@ class Game(ABC):
     ) -> None:
         place = self._place(agent)
         # Copies, because the next episode may begin in the same memory.
-        seen, mask = copy.deepcopy((observation, mask_in(info)))
+        mask = self._info(agent, info).get(ACTION_MASK)
+        seen, mask = copy.deepcopy((observation, mask))
         report = AgentReport(self._slots[place], seen, mask, terminated)
         reports.ended[self._group_of[place]].append(report)
+
+    def _stepped(self, agent: Hashable, info: Any, reports: Reports) -> None:
+        """Keep the numbers in the info of an agent that has acted."""
+        slot, given = self._slots[self._place(agent)], self._info(agent, info)
+        if given:
+            keep_numbers(reports.infos, given, slot, reports.slots)
+
+    def _info(self, agent: Hashable, info: Any) -> Mapping[Any, Any]:
+        if not is_mapping(info):
+            reason = (
+                f"the info of agent {agent!r} must be a dict, and is of type {type(info).__name__}"
+            )
+            raise BrokenRule(self.index, reason)
+        found: Mapping[Any, Any] = info
+        return found
 
     def _rewarded(self, agent: Hashable, reward: Any, reports: Reports) -> None:
         try:
@@ -284,7 +291,7 @@ class ParallelGame(Game):
             truncations = {**self._paused, **truncations}
         # In PettingZoo, an agent that has acted has a key in each of these dicts.
         for agent in known:
-            reports.keep(self._slots[self._place(agent)], infos.get(agent))
+            self._stepped(agent, infos.get(agent, {}), reports)
             # Each must be there: a missing value would end or reward the agent silently.
             terminated = self._of(agent, terminations, "terminations")
             terminated = self._as_flag(agent, "terminated", terminated)
@@ -292,7 +299,7 @@ class ParallelGame(Game):
             truncated = self._as_flag(agent, "truncated", truncated) or (late and agent in there)
             if terminated or truncated:
                 seen = self._of(agent, observations, "observations")
-                self._ends(agent, seen, infos.get(agent), terminated, reports)
+                self._ends(agent, seen, infos.get(agent, {}), terminated, reports)
                 ended.append(agent)
             # Its value would be bootstrapped from an observation that does not exist.
             elif agent not in there:
@@ -347,7 +354,7 @@ class ParallelGame(Game):
                 self._place(agent)
                 self._paused[agent] = False
             else:
-                self._acts(agent, seen, infos.get(agent), reports)
+                self._acts(agent, seen, infos.get(agent, {}), reports)
 
     def _of(self, agent: Hashable, by_agent: Mapping[Hashable, Any], what: str) -> Any:
         try:
@@ -370,7 +377,7 @@ class TurnBasedGame(Game):
         self._begins()
         self._keep_unread(self._infos(), reports)
         # The results of agents that end at once are dropped, because they have not acted.
-        if not self._serve(Reports(len(reports.acting)), reports):
+        if not self._serve(Reports(len(reports.acting), reports.slots), reports):
             self._require_agents()
         return dict(self._infos())
 
@@ -382,8 +389,11 @@ class TurnBasedGame(Game):
             reports.over.append(self.index)
 
     def _infos(self) -> Mapping[Hashable, Any]:
-        infos: Mapping[Hashable, Any] = getattr(self.env, "infos", {})
-        return infos
+        infos: Any = getattr(self.env, "infos", {})
+        if not is_mapping(infos):
+            raise BrokenRule(self.index, f"its infos must be a dict by agent, not {infos!r}")
+        by_agent: Mapping[Hashable, Any] = infos
+        return by_agent
 
     def _serve(self, ends: Reports, reports: Reports, late: bool = False) -> bool:
         """Report the agent that acts next; return whether there is one.
@@ -403,7 +413,7 @@ class TurnBasedGame(Game):
             terminated = self._as_flag(agent, "terminated", terminated)
             truncated = self._as_flag(agent, "truncated", truncated)
             self._rewarded(agent, reward, ends)
-            ends.keep(self._slots[self._place(agent)], info)
+            self._stepped(agent, info, ends)
             # The limit ends the episode of every agent, on turn or not.
             if late and not (terminated or truncated):
                 if not served:
@@ -440,7 +450,7 @@ class TurnBasedGame(Game):
 
         An agent that terminated out of turn counts as terminated.
         """
-        rewards, infos = getattr(self.env, "_cumulative_rewards", None), self.env.infos
+        rewards, infos = getattr(self.env, "_cumulative_rewards", None), self._infos()
         if rewards is None:
             reason = (
                 "max_episode_steps needs the rewards of agents that are not on turn, in its "
@@ -451,8 +461,8 @@ class TurnBasedGame(Game):
         for agent in self.env.agents:
             terminated = self._as_flag(agent, "terminated", terminations.get(agent, False))
             self._rewarded(agent, rewards[agent], ends)
-            ends.keep(self._slots[self._place(agent)], infos.get(agent))
-            self._ends(agent, self.env.observe(agent), infos.get(agent), terminated, ends)
+            self._stepped(agent, infos.get(agent, {}), ends)
+            self._ends(agent, self.env.observe(agent), infos.get(agent, {}), terminated, ends)
 
 
 class GamesInTurn:
@@ -479,6 +489,7 @@ class GamesInTurn:
         self._name = name
         self.num_envs = len(games)
         self.agents = tuple(str(each) for each in games[0].ids)
+        self._slots = self.num_envs * len(self.agents)
         come_back = getattr(games[0].env, "agents_come_back", False)
         self._books = SlotBooks(self.num_envs, self.agents, come_back)
         self._acting: list[list[int]] = []  # by group, the slots that act next
@@ -509,7 +520,7 @@ class GamesInTurn:
     def reset(self, seed: int) -> Turn:
         seeds = environment_seeds(seed, self.num_envs)
         self._generators = [np.random.default_rng(each) for each in seeds]
-        reports = Reports(len(self.groups))
+        reports = Reports(len(self.groups), self._slots)
         i = 0
         try:
             for i, game in enumerate(self._games):
@@ -522,7 +533,7 @@ class GamesInTurn:
 
     def step(self, actions: Sequence[Any]) -> Turn:
         by_env = self._by_env(actions)
-        reports = Reports(len(self.groups), self.num_envs * len(self.agents))
+        reports = Reports(len(self.groups), self._slots)
         call, i = "step", 0
         try:
             for i, game in enumerate(self._games):
@@ -539,7 +550,7 @@ class GamesInTurn:
             for ended in reports.ended:
                 # Books and batches have ascending slots; games report in any order.
                 ended.sort(key=_slot)
-            rewards = np.zeros(self.num_envs * len(self.agents))  # [N * A]
+            rewards = np.zeros(self._slots)  # [N * A]
             rewards[list(reports.rewards)] = list(reports.rewards.values())
             booked = self._books.step(
                 rewards,
@@ -598,11 +609,14 @@ class GamesInTurn:
     def _masks_in_first_infos(self, groups: int) -> dict[str, Any]:
         """Reset the first environment, and return its action masks by agent."""
         try:
-            infos = self._games[0].reset(0, Reports(groups))
+            infos = self._games[0].reset(0, Reports(groups, self._slots))
         except Exception as error:
             raise self._failure(0, "reset", error) from None
-        masks = {str(agent): mask_in(info) for agent, info in infos.items()}
-        return {agent: mask for agent, mask in masks.items() if mask is not None}
+        return {
+            str(agent): info[ACTION_MASK]
+            for agent, info in infos.items()
+            if is_mapping(info) and info.get(ACTION_MASK) is not None
+        }
 
     def _states(self) -> States:
         """Batch states; the first environment has been reset.
@@ -669,7 +683,6 @@ class GamesInTurn:
         over = np.array(reports.over, np.intp)
         critics = {kind: self._of_critic(kind, reports) for kind in self._critics}
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
-        unread = partial(unknown_agents, reports.unread, self.agents) if reports.unread else None
         return Turn(
             tuple(groups),
             # A game begins its next episode in the step that ended the last one.
@@ -678,7 +691,7 @@ class GamesInTurn:
             *ended_with,
             critics,
             infos=reports.infos,
-            unread=unread,
+            unread=unknown_agents(reports.unread, self.agents),
         )
 
     def _of_critic(self, kind: str, reports: Reports) -> CriticObservations:
@@ -710,8 +723,7 @@ class GamesInTurn:
         try:
             yield
         except BrokenRule as error:
-            where = self.name_of(error.env)
-            raise EnvironmentFailed(where, call, error.reason, lasting=True) from None
+            raise self._failure(error.env, call, error) from None
 
     def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
         if isinstance(error, BrokenRule):

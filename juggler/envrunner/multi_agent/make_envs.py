@@ -1,318 +1,103 @@
-"""Builds an EnvRunner's environments with several agents."""
+"""Builds an EnvRunner's environments with several agents. No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
+import functools
+import typing
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
-import numpy as np
-from gymnasium import Space, spaces
 from gymnasium.envs.registration import EnvSpec, WrapperSpec, load_env_creator
-from numpy.typing import NDArray
 
 from juggler.envrunner.config import EnvRunnerConfig
-from juggler.envrunner.environments.action_masks import mask_space
-from juggler.envrunner.environments.envpool import AT_OWN_PACE, make_envpool_rows
+from juggler.envrunner.environments import envpool
+from juggler.envrunner.environments.envpool import (
+    AT_OWN_PACE,
+    make_envpool_rows,
+    number_of_agents,
+)
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
-from juggler.envrunner.environments.find_environment import find_environment, wrapper_specs
+from juggler.envrunner.environments.find_environment import TUPLES, find_environment, wrapper_specs
+from juggler.envrunner.environments.simulator_extras import check_extra
 from juggler.envrunner.failures import failures_of
+from juggler.envrunner.multi_agent import openspiel, pettingzoo_games
+from juggler.envrunner.multi_agent.agent_adapters import (
+    PaddedAgents,
+    PassingAgents,
+    find_tuple_game,
+)
 from juggler.envrunner.multi_agent.games import (
     Game,
     GamesInTurn,
     ParallelGame,
     TurnBasedGame,
-    is_mapping,
 )
-from juggler.envrunner.multi_agent.interfaces import FINDERS, METHODS, class_of
-from juggler.envrunner.multi_agent.interfaces import has_several_agents as has_several_agents
-from juggler.envrunner.multi_agent.pettingzoo_games import native
-from juggler.envrunner.multi_agent.turns import AgentGroup, GroupTurn, MultiAgentEnvs, Turn
+from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv
 from juggler.envrunner.multi_agent.vector_turns import VectorTurns
-from juggler.runtime.connectors.leaves import OBSERVATION, at, holds_masks
-from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.near_matches import all_of, one_of
-from juggler.runtime.wire.structures import space_leaves, zeros
-from juggler.runtime.wire.trees import Tree
+
+#: Functions that find a game, by the scheme of its name.
+FINDERS: Final[dict[str, Callable[[str], Callable[..., Any]]]] = {
+    ENVPOOL: envpool.find_game,
+    openspiel.SCHEME: openspiel.find_game,
+    pettingzoo_games.SCHEME: pettingzoo_games.find_game,
+    TUPLES: find_tuple_game,
+}
 
 
-class PassingAgents:
-    """A Parallel environment that has `max_num_agents` instead of `possible_agents`.
+def has_several_agents(
+    config: EnvRunnerConfig, env_factory: Callable[..., Any] | None = None
+) -> bool:
+    """Return whether the environments of a run have several agents.
 
-    An agent gets the first free place of "agent_0", "agent_1" and so on, until it ends. From the
-    next step on, another agent may get the place. The spaces are the places' spaces.
-
-    Args:
-        env: the environment. Agents that end may come back, as new agents.
-
-    Raises:
-        ValueError: `max_num_agents` is not a number of agents.
-    """
-
-    #: Whether agents act again after their end in an episode.
-    agents_come_back: Final = True
-
-    def __init__(self, env: Any) -> None:
-        if not isinstance(env.max_num_agents, int) or env.max_num_agents < 1:
-            raise ValueError(
-                f"max_num_agents must be an integer of at least 1, not {env.max_num_agents!r}"
-            )
-        self.env = env
-        self.possible_agents = [f"agent_{i}" for i in range(env.max_num_agents)]
-        self._place_of: dict[Hashable, str] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.env, name)
-
-    @property
-    def agents(self) -> list[str]:
-        return [self._place_of[agent] for agent in self.env.agents]
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        results = self.env.reset(seed=seed, options=options)
-        self._place_of.clear()
-        return self._by_place(results)
-
-    def step(self, actions: Mapping[str, Any]) -> Any:
-        agent_at = {place: agent for agent, place in self._place_of.items()}
-        results = self.env.step({agent_at[place]: action for place, action in actions.items()})
-        found = self._by_place(results)
-        present = set(self.env.agents)
-        self._place_of = {each: at for each, at in self._place_of.items() if each in present}
-        return found
-
-    def _by_place(self, results: Any) -> Any:
-        """Name the agents of results by their places; newcomers get one.
-
-        Raises:
-            ValueError: there are more agents than places.
-        """
-        taken = set(self._place_of.values())
-        free = [place for place in self.possible_agents if place not in taken]
-        for agent in self.env.agents:
-            if agent not in self._place_of:
-                if not free:
-                    raise ValueError(
-                        f"agent {agent!r} finds no free place among max_num_agents = "
-                        f"{len(self.possible_agents)}: set it to the number of agents that are "
-                        "there at once, including agents that end in the same step"
-                    )
-                self._place_of[agent] = free.pop(0)
-        # `ParallelGame` explains what it should be.
-        if not isinstance(results, tuple):
-            return results
-        return tuple(
-            {self._place_of.get(agent, agent): value for agent, value in each.items()}
-            if is_mapping(each)
-            else each
-            for each in results
-        )
-
-
-Rows = NDArray[np.intp]
-#: Returns the space of Boxes with the same dtype and number of dimensions; None: there is none.
-MergedBox = Callable[[Sequence[Any]], spaces.Box | None]
-
-
-class PaddedAgents:
-    """Environments whose groups of agents are padded to one group.
-
-    Arrays of observations get zeros at their ends. If agents have different numbers of actions, the
-    key "action_mask" of their observations allows each its own. Numbers at the ends of a longer
-    action are dropped.
+    They do if their name begins with "pettingzoo:", "open_spiel:" or "tuples:", or if they come
+    from a class with PettingZoo's Parallel or AEC interface, or from a `MultiAgentVectorEnv`. The
+    class of a function is its return annotation. EnvPool knows the number of agents of its games;
+    its environments at their own pace count too, because their rows fill like agents' rows. No
+    environment is made.
 
     Args:
-        envs: the environments.
+        config: the environments.
+        env_factory: makes the environments instead of `config.env`.
 
     Raises:
-        ValueError: the spaces cannot be padded.
+        ValueError: there is no such environment, or its package is not installed.
+        EnvironmentFailed: importing its module failed, or EnvPool cannot load it.
     """
-
-    def __init__(self, envs: MultiAgentEnvs) -> None:
-        self._envs = envs
-        self.num_envs, self.agents = envs.num_envs, envs.agents
-        self.critic_spaces: Mapping[str, Space[Any]] = envs.critic_spaces
-        actions = _together([each.action_space for each in envs.groups], "actions", _box_of_actions)
-        masked = isinstance(actions, spaces.Discrete) and any(
-            each.action_space != actions or holds_masks(each.observation_space)
-            for each in envs.groups
-        )
-        # By group, the mask [n] of its actions, if it has to be added.
-        self._masks = [_own_mask(each) if masked else None for each in envs.groups]
-        seen = [_with_mask(*each) for each in zip(envs.groups, self._masks, strict=True)]
-        self._leaves = [space_leaves(each) for each in seen]
-        observations = _together(seen, "observations", _box_of_observations)
-        self.groups: tuple[AgentGroup, ...] = (AgentGroup(envs.agents, observations, actions),)
-        number = {agent: g for g, each in enumerate(envs.groups) for agent in each.agents}
-        self._group_of = np.array([number[agent] for agent in envs.agents], np.intp)  # [A]
-        self._acting: Rows = np.zeros(0, np.intp)  # [B]
-
-    def reset(self, seed: int) -> Turn:
-        return self._merged(self._envs.reset(seed))
-
-    def step(self, actions: Sequence[Any]) -> Turn:
-        (batch,) = actions
-        groups = self._group_of[self._acting % len(self.agents)]  # [B]
-        own = [
-            _own_actions(batch, np.flatnonzero(groups == g), group.action_space)
-            for g, group in enumerate(self._envs.groups)
-        ]
-        return self._merged(self._envs.step(own))
-
-    def returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return self._envs.returns()
-
-    def overdue(self, steps: int) -> str:
-        return self._envs.overdue(steps)
-
-    def close(self) -> None:
-        self._envs.close()
-
-    def _merged(self, turn: Turn) -> Turn:
-        parts = turn.groups
-        acting, acts = _in_order([each.acting for each in parts])
-        ended, ends = _in_order([each.ended for each in parts])
-        self._acting = acting
-        merged = GroupTurn(
-            acting=acting,
-            observations=self._padded([each.observations for each in parts], acts),
-            first=_joined([each.first for each in parts], acts),
-            rewards=_joined([each.rewards for each in parts], acts),
-            ended=ended,
-            last_observations=self._padded([each.last_observations for each in parts], ends),
-            last_rewards=_joined([each.last_rewards for each in parts], ends),
-            terminated=_joined([each.terminated for each in parts], ends),
-        )
-        return replace(turn, groups=(merged,))
-
-    def _padded(self, parts: Sequence[Tree], rows: Sequence[Rows]) -> Tree:
-        """Merge observations of the groups: [B, ...].
-
-        Args:
-            parts: by group, [b, ...].
-            rows: by group, [b] their places among B.
-        """
-        merged = zeros(self.groups[0].observation_space, (sum(map(len, rows)),))
-        for part, places, leaves, mask in zip(parts, rows, self._leaves, self._masks, strict=True):
-            seen: Any = part
-            if mask is not None:
-                seen = {**part} if isinstance(part, Mapping) else {OBSERVATION: part}
-                seen[ACTION_MASK] = np.broadcast_to(mask, (len(places), len(mask)))  # [b, n]
-            for path, _ in leaves:
-                values = at(seen, path)  # [b, ...]
-                at(merged, path)[(places, *map(slice, values.shape[1:]))] = values
-        return merged
+    if env_factory is None:
+        if config.gateway or config.is_served or ":" not in config.env:
+            return False
+        if config.env.startswith(ENVPOOL):
+            check_extra(config.env)
+            own_pace = AT_OWN_PACE in config.env_kwargs
+            return own_pace or number_of_agents(config.env.removeprefix(ENVPOOL)) > 1
+        # Only EnvPool has games of one agent, too.
+        if config.env.startswith(tuple(FINDERS)):
+            return True
+        source = find_environment(config.env)
+        if isinstance(source, EnvSpec):
+            return False
+        env_factory = source
+    made = class_of(env_factory)
+    return made is not None and (
+        issubclass(made, MultiAgentVectorEnv)
+        or all(callable(getattr(made, name, None)) for name in pettingzoo_games.METHODS)
+    )
 
 
-def _in_order(slots: Sequence[Rows]) -> tuple[Rows, list[Rows]]:
-    """Sort the slots of the groups; return their places by group, too."""
-    every = np.concatenate(slots)  # [B]
-    places = np.empty(len(every), np.intp)
-    order = np.argsort(every)
-    places[order] = np.arange(len(every))
-    return every[order], np.split(places, np.cumsum([len(each) for each in slots])[:-1])
-
-
-def _joined(parts: Sequence[NDArray[Any]], rows: Sequence[Rows]) -> NDArray[Any]:
-    joined = np.empty(sum(map(len, rows)), parts[0].dtype)  # [B]
-    joined[np.concatenate(rows)] = np.concatenate(parts)
-    return joined
-
-
-def _own_actions(batch: Any, rows: Rows, space: Space[Any]) -> Any:
-    """Return a group's part of the actions, without padding: [b, ...]."""
-    if isinstance(space, spaces.Dict):
-        return {key: _own_actions(batch[key], rows, each) for key, each in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_own_actions(part, rows, e) for part, e in zip(batch, space, strict=True))
-    return batch[(rows, *map(slice, space.shape or ()))]
-
-
-# -- spaces ---------------------------------------------------------------------------------------
-
-
-def _together(parts: Sequence[Any], what: str, box: MergedBox) -> Space[Any]:
-    """Return the space that holds padded values of all spaces.
-
-    Args:
-        parts: by group.
-        what: "actions" or "observations", for errors.
-        box: merges Boxes.
-
-    Raises:
-        ValueError: there is none.
-    """
-    first = parts[0]
-    found: Space[Any] | None = None
-    if all(each == first for each in parts):
-        found = first
-    elif all(isinstance(each, spaces.Dict) and each.keys() == first.keys() for each in parts):
-        found = spaces.Dict({key: _together([e[key] for e in parts], what, box) for key in first})
-    elif all(isinstance(each, spaces.Tuple) and len(each) == len(first) for each in parts):
-        found = spaces.Tuple(_together(each, what, box) for each in zip(*parts, strict=True))
-    # Numbers must mean the same in all groups, so starts and kinds must be equal.
-    elif all(isinstance(each, spaces.Discrete) and each.start == first.start for each in parts):
-        found = spaces.Discrete(max(int(each.n) for each in parts), start=int(first.start))
-    elif all(isinstance(each, spaces.MultiBinary) and len(each.shape) == 1 for each in parts):
-        found = spaces.MultiBinary(max(each.shape[0] for each in parts))
-    elif all(
-        isinstance(each, spaces.Box)
-        and (each.dtype, len(each.shape)) == (first.dtype, len(first.shape))
-        for each in parts
-    ):
-        # Bounds of actions and of observations are padded differently.
-        found = box(parts)
-    if found is None:
-        kinds = " and ".join(map(str, dict.fromkeys(map(str, parts))))
-        raise ValueError(
-            f"pad_agents: {what} of {kinds} cannot be padded to equal ones: leave it out, and give "
-            "each kind of agent a module of its own"
-        )
-    return found
-
-
-def _largest(parts: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(map(max, zip(*(each.shape for each in parts), strict=True)))
-
-
-def _box_of_observations(parts: Sequence[Any]) -> spaces.Box:
-    """Return a Box with the bounds of all, and zero."""
-    low, high = np.zeros((2, *_largest(parts)), parts[0].dtype)
-    for each in parts:
-        own = tuple(map(slice, each.shape))
-        low[own], high[own] = np.minimum(low[own], each.low), np.maximum(high[own], each.high)
-    return spaces.Box(low, high, dtype=parts[0].dtype.type)
-
-
-def _box_of_actions(parts: Sequence[Any]) -> spaces.Box | None:
-    """Return the longest Box; None: the bounds of others differ."""
-    longest = max(parts, key=lambda each: each.shape)
-    for each in parts:
-        own = tuple(map(slice, each.shape))
-        if _largest(parts) != longest.shape or not (
-            np.array_equal(each.low, longest.low[own])
-            and np.array_equal(each.high, longest.high[own])
-        ):
-            return None
-    found: spaces.Box = longest
-    return found
-
-
-def _own_mask(group: AgentGroup) -> NDArray[np.int8] | None:
-    """Return a mask of ones; None: the group has masks."""
-    if holds_masks(group.observation_space):
+def class_of(factory: Callable[..., Any]) -> type[Any] | None:
+    """Return the class of what a factory makes; None: unknown."""
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    if isinstance(factory, type):
+        return factory
+    try:
+        made = typing.get_type_hints(factory).get("return")
+    except Exception:  # hints are code, and only a type checker can read some of them
         return None
-    assert isinstance(group.action_space, spaces.Discrete)
-    return np.ones(int(group.action_space.n), np.int8)
-
-
-def _with_mask(group: AgentGroup, mask: NDArray[np.int8] | None) -> Space[Any]:
-    space = group.observation_space
-    if mask is None:
-        return space
-    parts = space.spaces if isinstance(space, spaces.Dict) else {OBSERVATION: space}
-    return spaces.Dict({**parts, ACTION_MASK: mask_space(mask)})
+    made = typing.get_origin(made) or made
+    return made if isinstance(made, type) else None
 
 
 #: Makes one environment from env_kwargs, or N of them from env_kwargs and num_envs.
@@ -334,11 +119,11 @@ def make_multi_agent_envs(
         just_one: make only one environment, to read its agents and spaces.
         critics_see: values of `critic_sees` that turns must have.
 
-        Raises:
-            ValueError: `config` names an environment that does not exist, or an option that is not
-                for several agents; or the environments have no state for a critic.
-            EnvironmentFailed: the constructor of an environment failed, or its agents break
-                PettingZoo's rules.
+    Raises:
+        ValueError: `config` names an environment that does not exist, or an option that is not for
+            several agents; or the environments have no state for a critic.
+        EnvironmentFailed: the constructor of an environment failed, or its agents break
+            PettingZoo's rules.
     """
     config.validate()
     envs = _made(config, 1 if just_one else config.envs_per_runner, env_factory, critics_see)
@@ -468,10 +253,10 @@ def _wrapped(env: Any, wrappers: tuple[WrapperSpec, ...]) -> Any:
 
 
 def _game(env: Any, index: int, name: str, limit: int | None) -> Game:
-    env = native(env)
+    env = pettingzoo_games.native(env)
     if callable(getattr(env, "last", None)):
         return TurnBasedGame(env, index, limit)
-    if all(callable(getattr(env, each, None)) for each in METHODS):
+    if all(callable(getattr(env, each, None)) for each in pettingzoo_games.METHODS):
         if not hasattr(env, "possible_agents") and hasattr(env, "max_num_agents"):
             env = PassingAgents(env)
         return ParallelGame(env, index, limit)

@@ -21,8 +21,8 @@ class MatrixGame:
         payoffs: of "row", by its choice and the choice of "column".
         column_payoffs: of "column"; None: the negative, as in a zero-sum game.
 
-        Raises:
-            ValueError: the two tables are not matrices of one shape.
+    Raises:
+        ValueError: the two tables are not matrices of one shape.
     """
 
     possible_agents = ("row", "column")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFiniteBatch, check_finite
 from juggler.envrunner.multi_agent.critics import apart_from_critic, space_with_critic, with_critic
 from juggler.envrunner.multi_agent.line_up import LineUp, Role
-from juggler.envrunner.multi_agent.turns import CriticObservations, GroupTurn
+from juggler.envrunner.multi_agent.turns import AgentGroup, CriticObservations, GroupTurn, Turn
 from juggler.envrunner.paced.paced_rows import oldest_version
 from juggler.envrunner.paced.paced_slots import PacedSlots
 from juggler.envrunner.rounds import FrozenResult, TrainedResult
@@ -58,7 +58,7 @@ class ModuleSlots:
             the agents.
         critic_space: of what its value function sees; None: of "observation".
 
-        Attributes:
+    Attributes:
         role: as given.
         policy: as given.
         connectors: as given.
@@ -267,13 +267,10 @@ class ModuleSlots:
         paced = self._paced
         if self._legal is not None:
             self._check_masks(self._legal, self._seen[ACTION_MASK])
-        if len(self.acting) == self.most_rows:
-            if not recorded:
-                paced.pause(self.acting)
-            if paced.gather():
-                return paced.act_together(self._seen, self._kept, recorded)
         if not recorded:
             paced.pause(self.acting)
+        if len(self.acting) == self.most_rows and paced.gather():
+            return paced.act_together(self._seen, self._kept, recorded)
         return paced.act(self.acting, recorded, self._seen, self._kept)
 
     def act_deterministically(self, turn: GroupTurn) -> Any:
@@ -299,7 +296,8 @@ class ModuleSlots:
         self._learn()
         if not self._row_age:
             paced.flush_all()
-        stale = self._drop_stale()
+        paced.drop_stale()
+        stale = paced.counts.pop("steps_stale", 0)
         ended = paced.pop_ended()
         if self._not_finite is not None:
             return self._not_finite
@@ -392,11 +390,6 @@ class ModuleSlots:
         self._choices.require(stored, place)
         return stored
 
-    def _drop_stale(self) -> int:
-        """Free rows that are too old -> steps dropped since last call."""
-        self._paced.drop_stale()
-        return self._paced.counts.pop("steps_stale", 0)
-
     def _lost(
         self,
         place: int,
@@ -435,12 +428,22 @@ class ModuleSlots:
         return f"agent {agent!r} of environment {slot // len(self._agents)}"
 
 
-def merged_actions(turn: GroupTurn, space: Any, parts: list[tuple[ModuleSlots, Any]]) -> Any:
-    """Merge the actions of a group's modules: [B, ...]."""
-    parts = [(slots, sent) for slots, sent in parts if len(slots.acting)]
-    if len(parts) == 1:
-        return parts[0][1]
-    merged = zeros(space, (len(turn.acting),))  # [B, ...]
-    for slots, sent in parts:
-        put(merged, slots.where, to_tree(space, sent))
-    return from_tree(space, merged)
+def merged_actions(
+    turn: Turn, groups: Sequence[AgentGroup], acted: Iterable[tuple[ModuleSlots, Any]]
+) -> list[Any]:
+    """Merge the actions of modules by group, for `MultiAgentEnvs.step`."""
+    by_group: list[list[tuple[ModuleSlots, Any]]] = [[] for _ in groups]
+    for slots, sent in acted:
+        if len(slots.acting):
+            by_group[slots.role.group].append((slots, sent))
+    merged: list[Any] = []
+    for part, group, acts in zip(turn.groups, groups, by_group, strict=True):
+        if len(acts) == 1:  # nothing is copied
+            merged.append(acts[0][1])
+            continue
+        space = group.action_space
+        every = zeros(space, (len(part.acting),))  # [B, ...]
+        for slots, sent in acts:
+            put(every, slots.where, to_tree(space, sent))
+        merged.append(from_tree(space, every))
+    return merged

@@ -175,13 +175,12 @@ class MultiAgentSampler:
 
     def _act(self, turn: Turn, recorded: Collection[str]) -> list[Any]:
         """Return the actions of all agents that act next, by group."""
-        parts: list[list[tuple[ModuleSlots, Any]]] = [[] for _ in turn.groups]
-        for module_id, slots in self._modules.items():
-            if len(slots.acting):
-                acted = slots.act(module_id in recorded)
-                parts[slots.role.group].append((slots, acted))
-        groups = zip(turn.groups, self._envs.groups, parts, strict=True)
-        return [merged_actions(turn, group.action_space, part) for turn, group, part in groups]
+        acted = (
+            (slots, slots.act(module_id in recorded))
+            for module_id, slots in self._modules.items()
+            if len(slots.acting)
+        )
+        return merged_actions(turn, self._envs.groups, acted)
 
 
 _VERY_LONG = 5000  # steps of an environment

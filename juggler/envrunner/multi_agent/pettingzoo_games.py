@@ -19,6 +19,9 @@ from juggler.envrunner.failures import failures_of
 #: Prefix of the names of PettingZoo's environments.
 SCHEME: Final = "pettingzoo:"
 
+#: Methods by which a class is recognized as one of PettingZoo's interfaces.
+METHODS: Final = ("observation_space", "action_space", "reset", "step")
+
 #: A package of environments that PettingZoo's registry does not list.
 _MPE: Final = "mpe2"
 

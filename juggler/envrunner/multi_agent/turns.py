@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -106,7 +106,7 @@ class Turn:
         stepped: [M] the environments that made a step; None: all.
         infos: numbers in infos of the step, [N * A] by name, for `InfoWatch`. They count for slots
             that act next in the same episode, and for slots that ended.
-        unread: describes the parts of the step's infos that nothing reads; None: all are read.
+        unread: describes the parts of the step's infos that nothing reads; "": all are read.
     """
 
     groups: tuple[GroupTurn, ...]
@@ -118,7 +118,7 @@ class Turn:
     critics: Mapping[str, CriticObservations] = field(default_factory=dict)
     stepped: NDArray[np.intp] | None = None
     infos: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    unread: Callable[[], str] | None = None
+    unread: str = ""
 
 
 class MultiAgentEnvs(Protocol):

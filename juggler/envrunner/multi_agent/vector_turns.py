@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from juggler.envrunner.multi_agent.turns import (
     Turn,
 )
 from juggler.envrunner.multi_agent.vector_env import MultiAgentVectorEnv, VectorStep
-from juggler.runtime.modules.encoders import without_mask
+from juggler.runtime.modules.columns import without_mask
 from juggler.runtime.wire.structures import (
     from_tree,
     put,
@@ -52,10 +52,10 @@ class VectorTurns:
         name: of the game, in errors.
         critics_see: values of `critic_sees` that turns must have.
 
-        Raises:
-            ValueError: the action mask in its observations does not fit the actions, or the game
-                has no state for a critic.
-            UnsupportedSpace: a space has no encoding.
+    Raises:
+        ValueError: the action mask in its observations does not fit the actions, or the game
+            has no state for a critic.
+        UnsupportedSpace: a space has no encoding.
     """
 
     def __init__(
@@ -121,8 +121,9 @@ class VectorTurns:
 
     def step(self, actions: Sequence[Any]) -> Turn:
         (batch,) = actions
+        every = self._spread(batch)
         with failures_of(self._all_of_them, "step"):
-            step = VectorStep(*self._env.step(self._spread(batch)))
+            step = VectorStep(*self._env.step(every))
         shown, rewards, terminated, truncated, acting, given = step
         observations = self._checked(shown, "step")
         self._check_shapes(
@@ -131,9 +132,30 @@ class VectorTurns:
         # Copies, because environments that begin an episode may reuse the memory.
         rewards = np.array(rewards, np.float64).ravel()  # [N * A]
         infos, unread = self._read(given)
+        turn = self._after(observations, rewards, terminated, truncated, acting)
+        turn.infos, turn.unread = infos, unread
+        return turn
+
+    def _after(
+        self,
+        observations: Tree,
+        rewards: NDArray[np.float64],
+        terminated: Bools,
+        truncated: Bools,
+        acting: Bools,
+    ) -> Turn:
+        """Return the turn after a step.
+
+        Args:
+            observations: [N, A, ...]
+            rewards: [N * A], a copy.
+            terminated: [N, A]
+            truncated: [N, A]
+            acting: [N, A]
+        """
         ends = terminated.tobytes() + truncated.tobytes()
         if ends in self._no_ends and acting.tobytes() == self._acts:
-            return self._same_act(observations, acting, rewards, infos, unread)
+            return self._same_act(observations, acting, rewards)
         ended = ((terminated | truncated).ravel() & ~self._books.ended).nonzero()[0]  # [E]
         # Before `_begin`, because the next episodes may use the same memory.
         last_observations = _kept(observations, ended)
@@ -167,7 +189,7 @@ class VectorTurns:
         turn = self._turn(
             observations, booked, ended, ended_terminated, last_observations, began, gone
         )
-        turn.critics, turn.infos, turn.unread = critics, infos, unread
+        turn.critics = critics
         return turn
 
     def _turn(
@@ -209,14 +231,7 @@ class VectorTurns:
         ended_with = booked.env_returns, booked.env_lengths, booked.agent_returns
         return Turn((group,), began, over, *ended_with)
 
-    def _same_act(
-        self,
-        observations: Tree,
-        acting: Bools,
-        rewards: NDArray[np.float64],
-        infos: dict[str, NDArray[Any]],
-        unread: Callable[[], str] | None,
-    ) -> Turn:
+    def _same_act(self, observations: Tree, acting: Bools, rewards: NDArray[np.float64]) -> Turn:
         """Return the turn after a step without ends, with the same slots."""
         try:
             of_acting = self._books.step_without_ends(rewards)  # [B]
@@ -241,7 +256,7 @@ class VectorTurns:
         )
         none = first.over
         ended_with = first.env_returns, first.env_lengths, first.agent_returns
-        return Turn((group,), none, none, *ended_with, critics, infos=infos, unread=unread)
+        return Turn((group,), none, none, *ended_with, critics)
 
     def returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return self._books.returns()
@@ -355,7 +370,7 @@ class VectorTurns:
                 )
                 raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True)
 
-    def _read(self, infos: Any) -> tuple[dict[str, NDArray[Any]], Callable[[], str] | None]:
+    def _read(self, infos: Any) -> tuple[dict[str, NDArray[Any]], str]:
         """Return numbers in a step's infos, and a description of unread parts."""
         if not isinstance(infos, Mapping):
             reason = f"its infos must be a dict of arrays by name, not {infos!r}"

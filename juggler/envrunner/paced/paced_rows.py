@@ -16,8 +16,6 @@ from juggler.runtime.wire.structures import grown, put, room_for, take, tree_map
 from juggler.runtime.wire.trees import Tree
 
 _LogProbabilities = Callable[[NDArray[np.float32], Tree], NDArray[np.float32]]
-_FIRST_ROWS = 32
-
 Where = NDArray[np.intp] | slice
 
 
@@ -47,7 +45,7 @@ class Rows:
         observation_space: Space[Any],
         steps: int,
         blank_inputs: NDArray[np.float32],
-        first_rows: int = _FIRST_ROWS,
+        first_rows: int,
     ) -> None:
         self.steps, self.width = steps, steps + 1
         self.complete: list[int] = []

@@ -150,7 +150,7 @@ class PacedSlots:
             self.counts["steps_unrecorded"] += unrecorded
         # The reward completes a step that may be too old to train on.
         if self._any_stale:
-            self.free_stale(places)
+            self._free_stale(places)
             rows = of["row"][places]
         if unrecorded or self._any_stale:
             recorded = rows >= 0  # [B]
@@ -218,22 +218,14 @@ class PacedSlots:
             self.rows.finish(rows[full], steps[full])
             of["row"][places[full]] = -1
 
-    def free_stale(self, places: NDArray[np.intp]) -> int:
-        """Free rows at places [B] whose first step became stale; count them."""
-        if not self._any_stale:
-            return 0
-        places = places[self._is_stale(places)]
-        for row in self.of["row"][places].tolist():
-            self.rows.release(row)
-        self.counts["steps_stale"] += len(places)
-        self.of["row"][places] = -1
-        return len(places)
-
-    def _is_stale(self, places: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return where the current step is its row's first, and stale [B]."""
+    def _free_stale(self, places: NDArray[np.intp]) -> None:
+        """Free rows at places [B] whose first step is current and stale."""
         rows = self.of["row"][places]  # [B]
-        stale: NDArray[np.bool_] = (rows >= 0) & (self.of["step"][places] == 0) & self._is_old(rows)
-        return stale
+        stale = (rows >= 0) & (self.of["step"][places] == 0) & self._is_old(rows)  # [B]
+        for row in rows[stale].tolist():
+            self.rows.release(row)
+        self.counts["steps_stale"] += int(np.count_nonzero(stale))
+        self.of["row"][places[stale]] = -1
 
     # -- actions ---------------------------------------------------------------------------------
 
@@ -497,19 +489,17 @@ class PacedSlots:
         standing = of["acted"] & (of["row"] >= 0) & (of["step"] == 0)
         self._any_stale = bool((standing & self._is_old(of["row"])).any())
 
-    def drop_stale(self) -> int:
-        """Free complete rows that are too old -> number of their steps."""
+    def drop_stale(self) -> None:
+        """Free complete rows that are too old, and count their steps."""
         rows = self.rows
         # A row may be filled for `row_age` updates, and then wait for as many.
         oldest = int(self.newest[1]) - 2 * self._row_age
         if oldest <= 0 or not rows.complete:
-            return 0
+            return
         complete = np.array(rows.complete, np.intp)
         old = complete[rows.first_updates[complete] < oldest]
-        dropped = int(rows.columns["lengths"][old].sum())
+        self.counts["steps_stale"] += int(rows.columns["lengths"][old].sum())
         gone = set(old.tolist())
         rows.complete = [row for row in rows.complete if row not in gone]
         for row in old.tolist():
             rows.release(row)
-        self.counts["steps_stale"] += dropped
-        return dropped

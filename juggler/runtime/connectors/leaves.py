@@ -1,19 +1,24 @@
-"""Access to single arrays within trees, and to single spaces within spaces."""
+"""Access to single arrays within trees, and to single spaces within spaces.
+
+Torch is only imported where there are tensors.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import torch
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
-from torch import Tensor
 
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.trees import Path
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: The key of the environment's observation, if other keys were added.
 OBSERVATION: Final = "observation"
@@ -83,21 +88,32 @@ def space_with(space: Space[Any], leaves: Mapping[Path, Space[Any]]) -> Space[An
     return space
 
 
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")  # without it, there are no tensors
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def in_dtype(values: Any, dtype: Any) -> Any:
     """Return an array or tensor in a dtype, copied only if needed."""
-    if isinstance(values, Tensor):
+    if _is_tensor(values):
+        import torch
+
         return values.to(torch.from_numpy(np.empty(0, dtype)).dtype)
     return np.asarray(values, dtype)
 
 
 def beside(tensor: Tensor, array: NDArray[Any]) -> Tensor:
     """Return an array [...] as a tensor on another tensor's device."""
+    import torch
+
     return torch.from_numpy(array).to(tensor.device)
 
 
 def joined(parts: Sequence[Any], axis: int) -> Any:
     """Concatenate arrays or tensors along an axis."""
-    if isinstance(parts[0], Tensor):
+    if _is_tensor(parts[0]):
+        import torch
+
         return torch.cat(list(parts), axis)
     return np.concatenate(parts, axis)
 

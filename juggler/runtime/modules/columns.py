@@ -1,8 +1,15 @@
-"""Column names in batches, and in modules' inputs and outputs."""
+"""Column names in batches, and in modules' inputs and outputs.
+
+No torch here.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
+
+from gymnasium import Space, spaces
+
+from juggler.runtime.wire.errors import UnsupportedSpace
 
 # Columns that an EnvRunner samples, with the names of `EpisodeBatch`.
 OBSERVATIONS: Final = "observations"
@@ -49,3 +56,13 @@ ACTION_MASK: Final = "action_mask"
 # Outputs of a module other than actions.
 ACTION_DIST_INPUTS: Final = "action_dist_inputs"
 VALUES: Final = "values"
+
+
+def without_mask(space: Space[Any]) -> Space[Any]:
+    """Return the space, without "action_mask" if it has one."""
+    if not isinstance(space, spaces.Dict) or ACTION_MASK not in space.spaces:
+        return space
+    rest = {key: each for key, each in space.spaces.items() if key != ACTION_MASK}
+    if not rest:
+        raise UnsupportedSpace(f"{space} has only an action mask: nothing to decide by")
+    return spaces.Dict(rest)

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from juggler.runtime.modules.columns import ACTION_MASK
+from juggler.runtime.modules.columns import without_mask
 from juggler.runtime.modules.config import ModelConfig
 from juggler.runtime.modules.import_by_name import found
 from juggler.runtime.modules.layers import MLP, initialized
@@ -340,16 +340,6 @@ def _must_return(encoder: nn.Module, space: gymnasium.Space[Any], size: int) -> 
             f"the encoder {type(encoder).__name__} has size = {size}, but returned features of "
             f"shape {list(features.shape)} for 2 observations: they must have [2, {size}]"
         )
-
-
-def without_mask(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """Return the space, without "action_mask" if it has one."""
-    if not isinstance(space, spaces.Dict) or ACTION_MASK not in space.spaces:
-        return space
-    rest = {key: each for key, each in space.spaces.items() if key != ACTION_MASK}
-    if not rest:
-        raise UnsupportedSpace(f"{space} has only an action mask: nothing to decide by")
-    return spaces.Dict(rest)
 
 
 def _named(name: str) -> Callable[..., Any]:

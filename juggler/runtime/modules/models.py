@@ -19,6 +19,7 @@ from juggler.runtime.modules.columns import (
     OBSERVATIONS,
     STATES,
     VALUES,
+    without_mask,
 )
 from juggler.runtime.modules.config import ModelConfig, QNetworkConfig
 from juggler.runtime.modules.distributions.base import (
@@ -27,7 +28,7 @@ from juggler.runtime.modules.distributions.base import (
     SquashedGaussianSpec,
 )
 from juggler.runtime.modules.distributions.for_space import distribution_for
-from juggler.runtime.modules.encoders import TreeEncoder, build_encoder, feature_size, without_mask
+from juggler.runtime.modules.encoders import TreeEncoder, build_encoder, feature_size
 from juggler.runtime.modules.layers import MLP, DuelingHead, RecurrentCore, initialized, policy_head
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.wire.errors import UnsupportedSpace

@@ -71,11 +71,12 @@ class Diary(gymnasium.Env[Any, Any]):
         return seen, self._rewards[-1], over and terminates, over and not terminates, {}
 
 
-def recorder(place: Path, told: list[str], **options: Any) -> SampledEpisodes:
+def recorder(
+    place: Path, told: list[str], record_gb: float | None = None, worker: str = "envrunner-0"
+) -> SampledEpisodes:
     """Of episodes with the spaces of `random_episodes`."""
-    config = EnvRunnerConfig(record=str(place), record_gb=options.pop("record_gb", None))
-    worker = options.pop("worker", "envrunner-0")
-    return SampledEpisodes(config, worker, VECTOR, CHOICES, None, told.append, **options)
+    config = EnvRunnerConfig(record=str(place), record_gb=record_gb)
+    return SampledEpisodes(config, worker, VECTOR, CHOICES, None, told.append)
 
 
 def lengths_in(place: Path) -> list[int]:
@@ -125,7 +126,7 @@ def test_every_whole_episode_is_recorded_as_its_environment_saw_it(
 
 def test_parts_of_several_env_runners_are_one_data_set(tmp_path: Path) -> None:
     told: list[str] = []
-    first = recorder(tmp_path, told, part_seconds=0)
+    first = recorder(tmp_path, told)
     for episode in random_episodes([3, 1]):
         first.add(episode)
         first.complete()
@@ -214,9 +215,12 @@ def test_a_disk_that_refuses_a_part_ends_the_recording_and_nothing_else(tmp_path
     assert told[0].endswith("of which nothing is kept: Not a directory")
 
 
-def test_an_episode_without_an_end_is_cut_where_it_takes_too_much_memory() -> None:
+def test_an_episode_without_an_end_is_cut_where_it_takes_too_much_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dataset_writer, "MOST_BYTES", 4 * (12 + 8 + 2 * OVERHEAD_BYTES))
     cut: list[RecordedEpisode] = []
-    under_way = EpisodesUnderWay(cut.append, most_bytes=4 * (12 + 8 + 2 * OVERHEAD_BYTES))
+    under_way = EpisodesUnderWay(cut.append)
     seen = np.arange(30, dtype=np.float32).reshape(10, 3)
     for step in range(9):
         under_way.step(5, seen[step], np.array(step), float(step))
@@ -231,11 +235,14 @@ def test_an_episode_without_an_end_is_cut_where_it_takes_too_much_memory() -> No
 
 
 @pytest.mark.parametrize("width", [0, 3], ids=["empty observations", "vectors"])
-def test_all_episodes_together_take_no_more_memory_than_they_may(width: int) -> None:
+def test_all_episodes_together_take_no_more_memory_than_they_may(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step_bytes, steps, rng = 4 * width + 8 + 2 * OVERHEAD_BYTES, 3000, np.random.default_rng(0)
     found: list[RecordedEpisode] = []
     most = 50 * step_bytes
-    under_way = EpisodesUnderWay(found.append, most)
+    monkeypatch.setattr(dataset_writer, "MOST_BYTES", most)
+    under_way = EpisodesUnderWay(found.append)
     played = [0] * 20
     for step in range(steps):
         place = int(rng.integers(20)) if step % 2 else 7  # one plays much more than the others

@@ -48,6 +48,11 @@ def sampler_of(
     return Sampler(envs, policy, STEPS, seed)
 
 
+def test_recorded_environments_can_be_closed_with_gymnasiums_options(tmp_path: Path) -> None:
+    place = write(tmp_path / "mine", random_episodes([2]))
+    RecordedEnvs(Dataset(str(place)), ROWS).close(timeout=1.0, terminate=True)
+
+
 def stretches(batches: list[EpisodeBatch]) -> dict[int, list[Episode]]:
     """The parts of each episode, by its id, in their order."""
     found: dict[int, list[Episode]] = {}

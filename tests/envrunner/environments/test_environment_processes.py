@@ -155,6 +155,15 @@ def test_an_environment_that_hangs_is_named_and_killed(call) -> None:
     assert env.processes[1].exitcode == -signal.SIGKILL
 
 
+def test_a_vector_can_be_closed_with_gymnasiums_options() -> None:
+    env = processes_of(Scripted)
+    try:
+        env.close(timeout=None, terminate=True)
+    finally:
+        env.close()
+    assert_ended(env)
+
+
 class Pixels(Scripted):
     """Shows pixels [2, 3] first, and given ones after a step."""
 

@@ -15,6 +15,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
 from support.scripted_environments import AsTrees, Failing, Masked, Scripted
 
 from juggler.envrunner.config import EnvRunnerConfig
@@ -226,6 +227,18 @@ def test_a_number_with_a_name_of_gymnasiums_is_not_gathered(name: str) -> None:
     assert infos["speed"][0] == infos["final_info"]["speed"][1] == 2.0
     assert isinstance(infos["final_obs"][1], np.ndarray)
     ours.step(np.zeros(2, int))
+
+
+@pytest.mark.parametrize("make", [Scripted, trees])
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_wrong_number_of_actions_is_the_callers_mistake(make: Any, count: int) -> None:
+    functions = [functools.partial(make, script) for script in SCRIPTS]
+    env = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "toy")
+    env.reset(seed=0)
+    actions = batch_space(env.single_action_space, count).sample()
+    with pytest.raises(ValueError, match=f"^{count} actions for 3 environments$"):
+        env.step(actions)
+    assert [each.unwrapped.steps for each in env.envs] == [0, 0, 0]
 
 
 def begin(env: EnvironmentsInTurn) -> None:

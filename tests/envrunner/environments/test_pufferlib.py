@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments import find_environment
-from juggler.envrunner.environments.autoreset import final_observation
+from juggler.envrunner.environments.autoreset import last_observation
 from juggler.envrunner.environments.find_environment import check_name
 from juggler.envrunner.environments.vector import make_vector_env, reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
@@ -156,4 +156,4 @@ def test_a_truncated_episode_without_its_last_observation_is_an_error() -> None:
     *_, truncated, infos = env.step(np.zeros(4, np.int64))
     assert truncated.tolist() == [False, False, True, False]
     with pytest.raises(EnvironmentFailed, match=r"truncated an episode .* without infos"):
-        final_observation(env.single_observation_space, infos, 2)
+        last_observation(env.single_observation_space, infos, 2)

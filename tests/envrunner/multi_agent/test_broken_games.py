@@ -102,6 +102,10 @@ BROKEN: dict[str, tuple[Callable[[Any, list[Any]], Any], str]] = {
         lambda game, told: told.__setitem__(4, None),
         "it must return (observations, rewards, terminations, truncations, infos), five dicts",
     ),
+    "an info is None": (
+        lambda game, told: told[4].update({game.agents[0]: None}),
+        "the info of agent 'bob' must be a dict, and is of type NoneType",
+    ),
     "the rewards are a list": (
         lambda game, told: told.__setitem__(1, [0.0, 0.0, 0.0]),
         "it must return (observations, rewards, terminations, truncations, infos), five dicts",
@@ -170,6 +174,35 @@ class Undying(ScriptedTurns):
 def test_an_agent_that_stays_on_turn_after_its_end_is_an_error_and_no_endless_loop() -> None:
     envs = envs_of(lambda: Undying(drawn(3, "turns")))
     with pytest.raises(EnvironmentFailed, match="is still on turn after its last step"):
+        play(envs, 0, 40)
+
+
+class Uninformed(ScriptedTurns):
+    """A game of turns in which `infos` are something else from the third step on."""
+
+    def __init__(self, infos: Any) -> None:
+        super().__init__(drawn(3, "turns", 20))
+        self.wrong = infos
+
+    def step(self, action: Any) -> None:
+        super().step(action)
+        if self.at == 3:
+            self.infos = self.wrong
+
+
+@pytest.mark.parametrize(
+    ("infos", "said"),
+    [
+        (
+            dict.fromkeys(("ann", "bob", "cy"), 1.0),
+            r"the info of agent '\w+' must be a dict, and is of type float",
+        ),
+        (None, "its infos must be a dict by agent, not None"),
+    ],
+)
+def test_infos_of_a_game_of_turns_are_dicts(infos: Any, said: str) -> None:
+    envs = envs_of(lambda: Uninformed(infos))
+    with pytest.raises(EnvironmentFailed, match=rf"environment \d .* failed in step: {said}"):
         play(envs, 0, 40)
 
 

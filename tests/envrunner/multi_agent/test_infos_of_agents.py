@@ -233,13 +233,14 @@ def test_numbers_of_two_agents_never_have_one_name() -> None:
 
 
 @pytest.mark.parametrize("info", [None, 3.0, "text", [1.0], np.ones(2)])
-def test_an_info_that_is_no_dict_has_no_numbers(info: Any) -> None:
+def test_an_info_that_is_no_dict_is_an_error(info: Any) -> None:
     class Odd(Parallel):
         def infos(self) -> Any:
             return {"a": info, "b": {"step": 1.0}}
 
-    found = told(GamesInTurn([ParallelGame(Odd(), 0)], "Odd"), 3, 3)
-    assert found == {"b/step": [InfoNumber(1.0, 1.0, 1.0)]}
+    kind = type(info).__name__
+    with pytest.raises(EnvironmentFailed, match=f"info of agent 'a' must be a dict, and .* {kind}"):
+        told(GamesInTurn([ParallelGame(Odd(), 0)], "Odd"), 3, 3)
 
 
 @pytest.mark.parametrize("infos", [None, 3.0, np.ones((2, 2))])
@@ -265,7 +266,7 @@ def test_what_nothing_reads_in_infos_is_told_whatever_the_interface() -> None:
         """Unread values after a reset and after a step, as text."""
         began = envs.reset(0)
         turns = began, envs.step([np.zeros(len(began.groups[0].acting), int)])
-        return [turn.unread() if turn.unread else "" for turn in turns]
+        return [turn.unread for turn in turns]
 
     no_agent = "no agent is called so: nothing reads that. Infos have a dict for each agent, as in"
     assert first_turns(parallel()) == ["", f"'c' and 'common', and {no_agent} {{'a': {{...}}}}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -13,8 +14,7 @@ from gymnasium import spaces
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.find_environment import check_name
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.multi_agent.interfaces import has_several_agents
-from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
+from juggler.envrunner.multi_agent.make_envs import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import GroupTurn, MultiAgentEnvs
 
 BIG, SMALL = spaces.Box(-1, 9, (3,), np.float32), spaces.Box(2, 5, (2,), np.float32)
@@ -116,6 +116,25 @@ def test_rows_are_those_without_padding_in_the_order_of_slots() -> None:
         assert other.env_returns.tolist() == one.env_returns.tolist()
         assert other.agent_returns.tolist() == one.agent_returns.tolist()
     assert ends > 20
+
+
+def test_parts_of_tuples_are_beside_the_masks_of_other_numbers_of_actions() -> None:
+    seen = [spaces.Tuple([each, spaces.Discrete(5)]) for each in (BIG, SMALL, BIG)]
+    actions = [spaces.Discrete(2), spaces.Discrete(4), spaces.Discrete(2)]
+    plain, padded = made(seen, actions, False), made(seen, actions, True)
+    wanted = by_slot(tuple(part_of(each, "1") for each in plain.reset(3).groups), "observations")
+    (group,) = padded.reset(3).groups
+    tree: Any = group.observations
+    assert tree.keys() == {"observation", "action_mask"}
+    assert (
+        dict(zip(group.acting.tolist(), tree["observation"]["1"].tolist(), strict=True)) == wanted
+    )
+    assert tree["observation"]["0"].shape == (len(group.acting), 3)
+
+
+def part_of(group: GroupTurn, key: str) -> GroupTurn:
+    observations: Any = group.observations
+    return replace(group, observations=observations[key])
 
 
 def test_longer_actions_lose_their_ends() -> None:
