@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
 import runpy
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from support.changes import newer_threads_end
 
 # As `make test` has it: threads of several processes that wait for each other on a few cores can
 # take minutes for a moment's work. Before torch is imported, and for all that tests start.
@@ -33,11 +35,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# h5py asks for it when it is imported, which starts a process the first time.
+platform.processor()
+
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
-
-_PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
 
 # Nearly all that is imported and collected stays until the end. To look through it for garbage
 # again and again takes a quarter of the time of collecting, and then some time of every test.
@@ -74,13 +77,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"{taken:8.1f}  {file}")
 
 
+#: Modules that may sleep in tests of the gate, as nothing tells them of what they wait for: names
+#: and locks of other processes, and torch's stores and devices.
+_MAY_SLEEP = {"host_weights.py", "shared_directory.py", "torch_peers.py"}
+
+
 @pytest.fixture(autouse=True)
-def _no_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fails tests of the gate that start a process: its scheduling would decide on them."""
+def _no_process_no_sleep(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Fails tests of the gate that start a process or sleep: the machine would decide on them."""
     if any(request.node.get_closest_marker(tier) for tier in ("slow", "long")):
         yield
         return
     started: list[str] = []
+    slept: list[str] = []
+
+    def note_sleep(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        caller = sys._getframe(1)
+        path = Path(caller.f_code.co_filename)
+        if path.name not in _MAY_SLEEP:
+            slept.append(f"{path}:{caller.f_lineno}")
+        sleep(seconds)
 
     def note(begin: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -91,8 +109,11 @@ def _no_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(subprocess.Popen, "__init__", note(subprocess.Popen.__init__))
     monkeypatch.setattr(BaseProcess, "start", note(BaseProcess.start))
+    monkeypatch.setattr(os, "posix_spawn", note(os.posix_spawn))
+    monkeypatch.setattr(time, "sleep", note_sleep)
     yield
     assert not started, f"a test that starts a process must be marked slow: {started}"
+    assert not slept, f"a test of the gate waits for an event, and does not sleep: {slept}"
 
 
 @pytest.fixture
@@ -193,10 +214,6 @@ def local_workers(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def every_thread_ends() -> Iterator[None]:
     """Whatever threads a test starts are over soon after it."""
-    before = set(threading.enumerate())
+    before = {*threading.enumerate()}
     yield
-    # Asked for again and again: a thread that is just being started cannot be joined.
-    deadline = time.monotonic() + _PATIENCE
-    while left := set(threading.enumerate()) - before:
-        assert time.monotonic() < deadline, f"{', '.join(t.name for t in left)}: still running"
-        time.sleep(0.01)
+    newer_threads_end(before)

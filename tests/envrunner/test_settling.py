@@ -11,8 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.sharing import soon
-from support.weights_learner import Learner, readers_at, same
+from support.weights_learner import Learner, readers_stay, same
 
 from juggler.envrunner import sampling_worker
 from juggler.envrunner.config import EnvRunnerConfig
@@ -188,7 +187,7 @@ def test_a_learner_has_one_reader_for_each_host(server: Learner, connect: Connec
             assert newest is not None
             assert same(newest, version, SIZE)
             assert streams.version == version
-    soon(lambda: readers_at(server) == 2, "one of each run reads for its others")
+    readers_stay(server, 2)  # one of each run reads for its others
 
 
 @pytest.mark.parametrize(

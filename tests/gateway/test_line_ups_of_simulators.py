@@ -13,7 +13,6 @@ from support.gateway_world import (
     AgentsWorld,
     RawSimulator,
     break_off,
-    eventually,
     hello_of,
     see,
 )
@@ -176,7 +175,7 @@ def test_a_mapping_that_fails_ends_the_session_and_not_the_gateway(make_world: M
         assert session.step({"row": see(0, 0)}) == {"row": 0}
         with pytest.raises(GatewayError, match="named no module for agent 'column'"):
             other.step({name: see(0, 0) for name in AGENTS})
-        eventually(lambda: world.counts()["sessions"] == 1)
+        world.changes.wait_for(lambda: world.counts()["sessions"] == 1)
 
 
 def test_modules_that_are_not_trained_act_and_what_they_did_is_told(make_world: Make) -> None:
@@ -283,7 +282,8 @@ def ask(world: AgentsWorld, *line_ups: tuple[int, str, str], **at_least: int) ->
         requests[0].line_ups.add(match_id=match_id, attempt=1, players=players)
     world.driver.tell(*requests)
     known = world.runner._casting.league
-    eventually(lambda: {each[0] for each in line_ups} <= {each.match_id for each in known._fresh})
+    ids = {each[0] for each in line_ups}
+    world.changes.wait_for(lambda: ids <= {each.match_id for each in known._fresh})
 
 
 def results(receipts: Mapping[str, training_pb2.Receipt]) -> dict[int, list[float]]:
@@ -377,7 +377,7 @@ def test_players_come_and_go_while_simulators_play(make_world: Make) -> None:
         with world.connect(*AGENTS) as late:
             assert episode(late, 2) == {"column": 0, "row": 0}, "nothing else is left"
             assert session.step(rewards=dict.fromkeys(AGENTS, 5.0), terminated=True) == {}
-            eventually(lambda: "new" not in world.runner._players)
+            world.changes.wait_for(lambda: "new" not in world.runner._players)
             episode(late, 3)
         assert results(world.receipts("main")) == {1: [-3, 3], 2: [5, 5]}
         world.add_player("newer")

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateway_world import AgentsWorld, GatewayWorld, eventually
+from support.gateway_world import AgentsWorld, GatewayWorld
 from support.network import free_address
 from support.place import first_of
+from support.processes import eventually
 
 from juggler.client import connect_agents, play
 from juggler.driver.play_checkpoint import evaluate_with_simulators

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import gymnasium
@@ -312,6 +313,8 @@ class Telling(gymnasium.Env[Any, Any]):
 class Wrong(Telling):
     """The last step of its episode gives something else as its reward or its info, or raises."""
 
+    fails: SimpleQueue[threading.Thread] = SimpleQueue()
+
     def __init__(self, what: str) -> None:
         super().__init__(length=2)
         self.what = what
@@ -320,6 +323,7 @@ class Wrong(Telling):
         observation, reward, ended, cut, info = super().step(action)
         if not ended:
             return observation, reward, ended, cut, info
+        self.fails.put(threading.current_thread())
         if self.what == "error":
             raise RuntimeError("my environment is broken")
         if self.what == "reward":
@@ -328,10 +332,11 @@ class Wrong(Telling):
 
 
 class Slow(Telling):
-    """Its second step takes longer than those of others and the ends of their processes."""
+    """Its second step takes longer than that of `Wrong` and the end of its process."""
 
     def step(self, action: Any) -> Any:
-        time.sleep(0.5 * (self.t == 1))
+        if self.t == 1:
+            Wrong.fails.get(timeout=60).join(60)
         return super().step(action)
 
 

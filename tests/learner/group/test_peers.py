@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -123,7 +122,7 @@ def test_the_first_of_several_interfaces_is_taken(monkeypatch: pytest.MonkeyPatc
 
 def test_an_update_that_loses_a_peer_changes_nothing(make_batch: MakeBatch) -> None:
     first, second = make_learner(), make_learner()
-    join([first, second])
+    join([first, second], meet)
     before = parameters(first)
     second.leave()
     with pytest.raises(PeerLost):
@@ -426,8 +425,7 @@ def test_a_sum_is_there_when_the_device_has_made_it(device: FakeDevice) -> None:
     device.slow = True
 
     def finish() -> None:
-        while len(device.events) < 2:
-            time.sleep(0.001)
+        device.changes.wait_for(lambda: len(device.events) == 2)
         device.events[1].finish()
 
     threading.Thread(target=finish).start()
