@@ -98,16 +98,29 @@ def test_time_is_booked_while_a_receipt_is_made() -> None:
     attachment = _Attachment()
     deliveries = Deliveries(cast(Attachment, attachment))
 
+    has_come = threading.Event()  # to the lock, or to its end without one
+
+    class Noted(threading.Condition):
+        def __enter__(self) -> bool:
+            if threading.current_thread() is booking:
+                has_come.set()
+            return super().__enter__()
+
     class Slow(defaultdict[str, float]):
         """Somebody books time in the midst of whoever goes through it."""
 
         def __iter__(self) -> Iterator[Any]:
             for key in super().__iter__():
                 booking.start()
-                booking.join(timeout=0.2)
+                assert has_come.wait(60)
                 yield key
 
-    booking = threading.Thread(target=deliveries.spent, args=({"sending": 2.0},))
+    def book() -> None:
+        deliveries.spent({"sending": 2.0})
+        has_come.set()
+
+    booking = threading.Thread(target=book)
+    deliveries._lock = Noted()
     deliveries._seconds = Slow(float, {"waiting": 1.0})
     deliveries._open["blue", 7] = (3, training_pb2.Receipt(batch_id=7))
     deliveries.settled("blue", 7, "", "")

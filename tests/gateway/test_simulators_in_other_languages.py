@@ -107,7 +107,7 @@ def learning(
             stderr=subprocess.STDOUT,
         )
     try:
-        eventually(lambda: "takes simulators at" in output.read_text(), 60)
+        eventually(lambda: "takes simulators at" in output.read_text())
         yield address
         assert run.wait(300) == 0, output.read_text()
         assert said in output.read_text(), output.read_text()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from juggler.runtime.streams.episodes import EpisodeSender
-from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
+from support.learner_end import LearnerEnd, Senders, header, tree
 
 SIZE = 40_000  # elements of float32
 FURTHER = count(1_000_000)  # batch ids
@@ -53,13 +52,6 @@ def _inodes() -> Iterator[str]:
         with suppress(OSError):  # it was closed
             if "memfd:juggler" in os.readlink(f"/proc/self/fd/{each}"):
                 yield str(os.stat(f"/proc/self/fd/{each}").st_ino)
-
-
-def soon(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"not so: {what}"
-        time.sleep(0.01)
 
 
 def send_each(senders: Senders, sender: EpisodeSender, *batch_ids: int, size: int = SIZE) -> None:

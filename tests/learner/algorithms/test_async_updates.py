@@ -110,20 +110,27 @@ def test_other_calls_wait_for_what_is_in_flight(
 ) -> None:
     learner = make_learner(Gated)
     handle = learner.update_from_episodes([make_batch()], async_update=True)
-    found: list[Any] = []
+    waits, wait = threading.Event(), learner._in_flight.wait
+    found: list[bool] = []
+
+    def noted() -> None:
+        if threading.current_thread() is other:
+            waits.set()
+        wait()
 
     def calling() -> None:
         call(learner, make_batch(seed=1))
-        found.append((handle.done(), learner.updates))
+        found.append(handle.done())
+        waits.set()
 
+    learner._in_flight.wait = noted
     other = threading.Thread(target=calling)
     other.start()
     assert learner.begun.acquire(timeout=60)
-    other.join(timeout=0.1)
-    assert other.is_alive()
+    assert waits.wait(60)
     learner.go_on.release(2)
     other.join(timeout=60)
-    assert found[0][0]
+    assert found == [True]
     learner.close()
 
 
