@@ -42,9 +42,17 @@ def test_a_runner_that_leaves_waits_until_what_it_sent_is_settled(
     inbox: Mailbox[Any] = Mailbox()
     runner = runner_with(attachment, inbox, "blue")
     runner._deliveries._open["blue", 7] = (3, training_pb2.Receipt(batch_id=7, live_steps=5))
+
+    class Acknowledged(threading.Condition):
+        """The batch is acknowledged as soon as it is waited for."""
+
+        def wait_for(self, *given: Any) -> bool:
+            settle = runner._deliveries.settled
+            threading.Thread(target=settle, args=("blue", 7, "", "")).start()
+            return super().wait_for(*given)
+
+    runner._deliveries._lock = Acknowledged()
     inbox.put(Detached("terminated"))
-    acknowledging = threading.Timer(0.2, runner._deliveries.settled, args=("blue", 7, "", ""))
-    acknowledging.start()
     assert runner.run() == "terminated"
     ((command_id, receipt),) = attachment.replies
     assert (command_id, receipt.live_steps, receipt.dropped) == (3, 5, "")
