@@ -80,40 +80,50 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 #: Modules that may sleep in tests of the gate, as nothing tells them of what they wait for: names
 #: and locks of other processes, and torch's stores and devices.
 _MAY_SLEEP = {"host_weights.py", "shared_directory.py", "torch_peers.py"}
+_PATCH = pytest.StashKey[pytest.MonkeyPatch]()
+_started: list[str] = []  # processes, by the test that runs
+_slept: list[str] = []  # where
 
 
-@pytest.fixture(autouse=True)
-def _no_process_no_sleep(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def _noted(begin: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        _started.append(repr(args[1:] or args))
+        return begin(*args, **kwargs)
+
+    return noted
+
+
+def _noted_sleep(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    caller = sys._getframe(1)
+    path = Path(caller.f_code.co_filename)
+    if path.name not in _MAY_SLEEP:
+        _slept.append(f"{path}:{caller.f_lineno}")
+    sleep(seconds)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Watches tests of the gate, with all of their fixtures."""
+    patch = item.stash[_PATCH] = pytest.MonkeyPatch()
+    if not any(item.get_closest_marker(tier) for tier in ("slow", "long")):
+        patch.setattr(subprocess.Popen, "__init__", _noted(subprocess.Popen.__init__))
+        patch.setattr(BaseProcess, "start", _noted(BaseProcess.start))
+        patch.setattr(os, "posix_spawn", _noted(os.posix_spawn))
+        patch.setattr(time, "sleep", _noted_sleep)
+    _started.clear()
+    _slept.clear()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """Fails tests of the gate that start a process or sleep: the machine would decide on them."""
-    if any(request.node.get_closest_marker(tier) for tier in ("slow", "long")):
+    try:
         yield
-        return
-    started: list[str] = []
-    slept: list[str] = []
-
-    def note_sleep(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
-        caller = sys._getframe(1)
-        path = Path(caller.f_code.co_filename)
-        if path.name not in _MAY_SLEEP:
-            slept.append(f"{path}:{caller.f_lineno}")
-        sleep(seconds)
-
-    def note(begin: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            started.append(repr(args[1:] or args))
-            return begin(*args, **kwargs)
-
-        return noted
-
-    monkeypatch.setattr(subprocess.Popen, "__init__", note(subprocess.Popen.__init__))
-    monkeypatch.setattr(BaseProcess, "start", note(BaseProcess.start))
-    monkeypatch.setattr(os, "posix_spawn", note(os.posix_spawn))
-    monkeypatch.setattr(time, "sleep", note_sleep)
-    yield
-    assert not started, f"a test that starts a process must be marked slow: {started}"
-    assert not slept, f"a test of the gate waits for an event, and does not sleep: {slept}"
+    finally:
+        item.stash[_PATCH].undo()
+    assert not _started, f"a test that starts a process must be marked slow: {_started}"
+    assert not _slept, f"a test of the gate waits for an event, and does not sleep: {_slept}"
 
 
 @pytest.fixture
