@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.changes import SkippedTime
 from support.learner_end import PATIENCE, LearnerEnd, Senders, tree
 from support.sharing import FURTHER, SIZE, mapped, send_each
 from support.weights_learner import Join, Learner, names_of, readers_stay, relaying
@@ -178,7 +179,7 @@ def test_a_socket_is_its_owners_alone(shared: Path) -> None:
 def test_a_directory_that_somebody_keeps_locked_is_an_error_and_no_wait_without_end(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_directory, "_TRIES", 3)
+    monkeypatch.setattr(shared_directory, "time", SkippedTime())
     held = os.open(shared, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
