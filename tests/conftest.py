@@ -221,6 +221,21 @@ def local_workers(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def workers_of_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For what tests of a module share: workers are threads, unless one of these tests is slow."""
+    from support.processes import have_jugglers_forkserver, workers_in_threads
+
+    here = [item for item in request.session.items if item.path == request.path]
+    if any(item.get_closest_marker("slow") for item in here):
+        request.getfixturevalue("_kept_forkserver")
+        have_jugglers_forkserver()
+        yield
+        return
+    with workers_in_threads():
+        yield
+
+
 @pytest.fixture
 def every_thread_ends() -> Iterator[None]:
     """Whatever threads a test starts are over soon after it."""
