@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
 import runpy
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from support.changes import newer_threads_end
 
 # As `make test` has it: threads of several processes that wait for each other on a few cores can
 # take minutes for a moment's work. Before torch is imported, and for all that tests start.
@@ -33,11 +35,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# h5py asks for it when it is imported, which starts a process the first time.
+platform.processor()
+
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
-
-_PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
 
 # Nearly all that is imported and collected stays until the end. To look through it for garbage
 # again and again takes a quarter of the time of collecting, and then some time of every test.
@@ -74,25 +77,53 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"{taken:8.1f}  {file}")
 
 
-@pytest.fixture(autouse=True)
-def _no_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail tests of the gate that start a process."""
-    if any(request.node.get_closest_marker(tier) for tier in ("slow", "long")):
+#: Modules that may sleep in tests of the gate, as nothing tells them of what they wait for: names
+#: and locks of other processes, and torch's stores and devices.
+_MAY_SLEEP = {"host_weights.py", "shared_directory.py", "torch_peers.py"}
+_PATCH = pytest.StashKey[pytest.MonkeyPatch]()
+_started: list[str] = []  # processes, by the test that runs
+_slept: list[str] = []  # where
+
+
+def _noted(begin: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        _started.append(repr(args[1:] or args))
+        return begin(*args, **kwargs)
+
+    return noted
+
+
+def _noted_sleep(seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    caller = sys._getframe(1)
+    path = Path(caller.f_code.co_filename)
+    if path.name not in _MAY_SLEEP:
+        _slept.append(f"{path}:{caller.f_lineno}")
+    sleep(seconds)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Watch tests of the gate, with all of their fixtures."""
+    patch = item.stash[_PATCH] = pytest.MonkeyPatch()
+    if not any(item.get_closest_marker(tier) for tier in ("slow", "long")):
+        patch.setattr(subprocess.Popen, "__init__", _noted(subprocess.Popen.__init__))
+        patch.setattr(BaseProcess, "start", _noted(BaseProcess.start))
+        patch.setattr(os, "posix_spawn", _noted(os.posix_spawn))
+        patch.setattr(time, "sleep", _noted_sleep)
+    _started.clear()
+    _slept.clear()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Fail tests of the gate that start a process or sleep."""
+    try:
         yield
-        return
-    started: list[str] = []
-
-    def note(begin: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            started.append(repr(args[1:] or args))
-            return begin(*args, **kwargs)
-
-        return noted
-
-    monkeypatch.setattr(subprocess.Popen, "__init__", note(subprocess.Popen.__init__))
-    monkeypatch.setattr(BaseProcess, "start", note(BaseProcess.start))
-    yield
-    assert not started, f"a test that starts a process must be marked slow: {started}"
+    finally:
+        item.stash[_PATCH].undo()
+    assert not _started, f"a test that starts a process must be marked slow: {_started}"
+    assert not _slept, f"a test of the gate waits for an event, and does not sleep: {_slept}"
 
 
 @pytest.fixture
@@ -189,13 +220,24 @@ def local_workers(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def workers_of_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run a module's shared workers as threads; as processes for slow tests."""
+    from support.processes import have_jugglers_forkserver, workers_in_threads
+
+    here = [item for item in request.session.items if item.path == request.path]
+    if any(item.get_closest_marker("slow") for item in here):
+        request.getfixturevalue("_kept_forkserver")
+        have_jugglers_forkserver()
+        yield
+        return
+    with workers_in_threads():
+        yield
+
+
 @pytest.fixture
 def every_thread_ends() -> Iterator[None]:
     """Threads that a test starts end soon after it."""
-    before = set(threading.enumerate())
+    before = {*threading.enumerate()}
     yield
-    # Asked for again and again: a thread that is just being started cannot be joined.
-    deadline = time.monotonic() + _PATIENCE
-    while left := set(threading.enumerate()) - before:
-        assert time.monotonic() < deadline, f"{', '.join(t.name for t in left)}: still running"
-        time.sleep(0.01)
+    newer_threads_end(before)

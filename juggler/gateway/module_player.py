@@ -189,9 +189,8 @@ class ModulePlayer(PacedSlots):
                     self.end(share.slots[over], truncated, finals)
                     self.counts["episodes"] += len(over)
         for share in shares:
-            if share.steps.early:  # in few turns
-                for place, reward in share.early:
-                    self.add_to_returns(np.array([place]), np.array([reward]))
+            for place, reward in share.early:  # in few turns
+                self.add_to_returns(np.array([place]), np.array([reward]))
         self.observe(slots, observations)
 
     def end_episodes(self, places: NDArray[np.intp], *, counted: bool) -> None:

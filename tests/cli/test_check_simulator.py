@@ -16,8 +16,9 @@ import grpc
 import numpy as np
 import pytest
 from gymnasium import spaces
-from support.gateway_world import THREE, TWO_WAYS, RawSimulator, eventually, hello, steps_of
+from support.gateway_world import THREE, TWO_WAYS, RawSimulator, hello, steps_of
 from support.place import status_of
+from support.processes import eventually
 
 from juggler.cli import check_simulator, doctor
 from juggler.cli.check_simulator import Arguments, check

@@ -17,11 +17,13 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+from support.changes import SkippedTime
 
 from juggler import cli
 from juggler.cli import main, worker
 from juggler.cli.arguments import PREDECESSOR, WorkerArguments
 from juggler.envrunner import envrunner_worker
+from juggler.runtime.actors import worker as actors_worker
 from juggler.runtime.actors.attachment import AttachError, Attachment, Contact
 from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox, WorkerJoined
 from juggler.runtime.actors.worker import DriverLost
@@ -382,6 +384,7 @@ def test_a_worker_whose_driver_is_gone_begins_again_at_the_next_as_who_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun: list[Contact] = []
+    monkeypatch.setattr(actors_worker, "time", SkippedTime())
     monkeypatch.setattr(
         worker,
         "_restart",

@@ -19,7 +19,6 @@ from support.gateway_world import (
     Wandering,
     assert_recorded,
     break_off,
-    eventually,
     play,
     play_together,
 )
@@ -57,9 +56,9 @@ def test_each_step_that_came_is_in_a_batch_or_counted_as_dropped(world: GatewayW
     with world.connect(mode="local", pull=False) as session:
         for _ in range(8):  # a fragment is out, without a request
             session.step(np.ones(3), 1.0)
-        eventually(lambda: world.count("recorded_steps_waiting") == 4)
+        world.wait_for_count("recorded_steps_waiting", 4)
         world.use(0.4, Version(1, 4))  # farther off than the 3 that are allowed
-        eventually(lambda: world.count("steps_stale") == 4)
+        world.wait_for_count("steps_stale", 4)
         world.ask(100)
         session.pull()
         for _ in range(16):
@@ -68,7 +67,7 @@ def test_each_step_that_came_is_in_a_batch_or_counted_as_dropped(world: GatewayW
     assert world.player is not None
     assert world.count("steps_stale") == 8
     assert session.steps_recorded == world.count("steps_recorded") == 23
-    eventually(lambda: live(world) == 23 - 8)
+    world.changes.wait_for(lambda: live(world) == 23 - 8)
 
 
 def test_batches_hold_what_was_done_with_the_probabilities_it_was_done_with(
@@ -80,7 +79,7 @@ def test_batches_hold_what_was_done_with_the_probabilities_it_was_done_with(
     played = play(world, 60, 60, kind=InPlace, mode="local")
     steps = sum(len(episode.rewards) for episode in played)
     assert world.count("steps_recorded") - counted == steps
-    eventually(lambda: live(world, before) == steps)
+    world.changes.wait_for(lambda: live(world, before) == steps)
     batches = [batch for batch, _ in world.batches[before:]]
     assert_recorded(batches, played)
     policy = TinyPolicy(THREE, TWO_WAYS)
@@ -103,7 +102,7 @@ def test_many_environments_act_together(world: GatewayWorld) -> None:
     with world.connect(environments=3, mode="local") as session:
         played = play_together(session, 3, 41)
     assert session.steps_recorded == 3 * 41
-    eventually(lambda: live(world, before) == 3 * 41)
+    world.changes.wait_for(lambda: live(world, before) == 3 * 41)
     for episode in played:  # running ones are cut off where their simulator left
         episode.truncated = not episode.terminated
     assert_recorded([batch for batch, _ in world.batches[before:]], played)
@@ -126,7 +125,7 @@ def test_newer_weights_are_told_of_fetched_and_named_with_what_they_did(
         assert session.pull() == (1, 11)
         for _ in range(4):
             session.step(np.ones(3), 1.0)
-    eventually(lambda: live(world, before) == 10)
+    world.changes.wait_for(lambda: live(world, before) == 10)
     steps: Counter[int] = Counter()
     for batch, _ in world.batches[before:]:
         for version, length in zip(batch.segment_updates, batch.segment_lengths, strict=True):
@@ -156,7 +155,7 @@ def test_a_return_may_be_more_than_a_reward_can_be(world: GatewayWorld) -> None:
         session.step(np.ones(3))
         session.step(np.ones(3), most)
         session.step(np.ones(3), most, True, False)
-    eventually(
+    world.changes.wait_for(
         lambda: (2 * most, 2) in [episode for _, ended in world.batches for episode in ended]
     )
 

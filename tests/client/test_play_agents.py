@@ -13,13 +13,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
+from support.changes import newer_threads_end
 from support.gateway_world import (
     PATIENCE,
     THREE,
     TWO_WAYS,
     GatewayWorld,
     RawSimulator,
-    eventually,
     hello,
 )
 from support.network import free_address
@@ -357,11 +357,11 @@ def test_a_goodbye_without_an_answer_ends_all_the_same(monkeypatch: pytest.Monke
 
 def test_a_refused_session_leaves_no_thread_behind() -> None:
     with GatewayWorld(refuses_logged="not here") as world:
-        before = _clients_threads()
+        before = {*threading.enumerate()}
         for _ in range(5):
             with pytest.raises(GatewayError, match="not here"):
                 world.connect(mode="logged")
-        eventually(lambda: _clients_threads() <= before)
+        newer_threads_end(before)
 
 
 def test_a_session_that_cannot_begin_says_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +369,8 @@ def test_a_session_that_cannot_begin_says_goodbye(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(Session, "pull", _fails)
         with pytest.raises(RuntimeError, match="no model"):
             world.connect(mode="local")
-        eventually(lambda: world.count("sessions_begun") == 1 and world.count("sessions") == 0)
+        world.wait_for_count("sessions_begun", 1)
+        world.wait_for_count("sessions", 0)
 
 
 def _fails(_: object) -> None:
@@ -412,8 +413,3 @@ def _answer_to(address: str, path: bytes) -> bytes:
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     size = len(payload).to_bytes(3, "big")
     return size + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-
-
-def _clients_threads() -> int:
-    """Count threads, without the gateway's, which is in this process, too."""
-    return sum(not thread.name.startswith("gateway") for thread in threading.enumerate())

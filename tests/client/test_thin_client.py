@@ -8,6 +8,7 @@ import grpc
 import numpy as np
 import pytest
 from gymnasium import spaces
+from support.changes import SkippedTime
 from support.gateway_world import GatewayWorld
 
 from juggler.client import (
@@ -182,7 +183,9 @@ def test_a_session_refuses_what_its_mode_does_not_have(
 def test_a_client_that_waits_for_a_gateway_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "_LINE_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "time", SkippedTime())
+    monkeypatch.setattr(connection, "_RETRY_SECONDS", 25.0)
     with pytest.raises(GatewayError, match="UNAVAILABLE"):
-        connect("127.0.0.1:9", box([2]), discrete(2), timeout=0.5)
-    assert "still trying, for another 0 s: UNAVAILABLE: the gateway at 127.0.0.1:9" in caplog.text
+        connect("127.0.0.1:9", box([2]), discrete(2), timeout=60.0)
+    assert "still trying, for another " in caplog.text
+    assert " s: UNAVAILABLE: the gateway at 127.0.0.1:9" in caplog.text

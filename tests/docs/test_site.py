@@ -14,6 +14,8 @@ from support.pages import ROOT
 
 pytest.importorskip("material", reason="make docs needs the developers' packages")
 
+pytestmark = pytest.mark.slow  # the site is built by a process
+
 #: What a browser loads by itself, and not what a reader may click on.
 LOADED = re.compile(r"""<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=["'](https?:)?//""")
 
@@ -30,7 +32,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.slow
 def test_every_page_is_in_the_menu_and_is_found(site: Path) -> None:
     menu = (site / "index.html").read_text()
     index = json.loads((site / "search" / "search_index.json").read_text())["docs"]

@@ -36,8 +36,7 @@ class Trains:
         self.follower = follower
         follower.on_start(self.run)
         self.began.set()
-        while not self.over.wait(0.01):
-            pass
+        assert self.over.wait(60)
         if self.error:
             raise self.error
         return juggler.Result({"reason_for_stop": "stop_steps"}, self.run.run_dir, None)

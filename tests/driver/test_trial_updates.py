@@ -122,7 +122,7 @@ def test_an_encoder_of_ones_own_that_fails_in_training_alone_is_told_before_the_
 def test_a_module_of_ones_own_that_takes_long_to_learn_is_left_to_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rehearsal, "_UPDATE_SECONDS", 1.0)
+    monkeypatch.setattr(rehearsal, "_UPDATE_SECONDS", 0.1)
     assert not try_updates_of(module=f"{OWN}:Slow")
 
 

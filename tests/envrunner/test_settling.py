@@ -11,8 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.sharing import soon
-from support.weights_learner import Learner, readers_at, same
+from support.weights_learner import Learner, readers_stay, same
 
 from juggler.envrunner import sampling_worker
 from juggler.envrunner.config import EnvRunnerConfig
@@ -43,9 +42,17 @@ def test_a_runner_that_leaves_waits_until_what_it_sent_is_settled(
     inbox: Mailbox[Any] = Mailbox()
     runner = runner_with(attachment, inbox, "blue")
     runner._deliveries._open["blue", 7] = (3, training_pb2.Receipt(batch_id=7, live_steps=5))
+
+    class Acknowledged(threading.Condition):
+        """The batch is acknowledged as soon as it is waited for."""
+
+        def wait_for(self, *given: Any) -> bool:
+            settle = runner._deliveries.settled
+            threading.Thread(target=settle, args=("blue", 7, "", "")).start()
+            return super().wait_for(*given)
+
+    runner._deliveries._lock = Acknowledged()
     inbox.put(Detached("terminated"))
-    acknowledging = threading.Timer(0.2, runner._deliveries.settled, args=("blue", 7, "", ""))
-    acknowledging.start()
     assert runner.run() == "terminated"
     ((command_id, receipt),) = attachment.replies
     assert (command_id, receipt.live_steps, receipt.dropped) == (3, 5, "")
@@ -99,16 +106,29 @@ def test_time_is_booked_while_a_receipt_is_made() -> None:
     attachment = _Attachment()
     deliveries = Deliveries(cast(Attachment, attachment))
 
+    has_come = threading.Event()  # to the lock, or to its end without one
+
+    class Noted(threading.Condition):
+        def __enter__(self) -> bool:
+            if threading.current_thread() is booking:
+                has_come.set()
+            return super().__enter__()
+
     class Slow(defaultdict[str, float]):
         """A thread books time while another goes through it."""
 
         def __iter__(self) -> Iterator[Any]:
             for key in super().__iter__():
                 booking.start()
-                booking.join(timeout=0.2)
+                assert has_come.wait(60)
                 yield key
 
-    booking = threading.Thread(target=deliveries.spent, args=({"sending": 2.0},))
+    def book() -> None:
+        deliveries.spent({"sending": 2.0})
+        has_come.set()
+
+    booking = threading.Thread(target=book)
+    deliveries._lock = Noted()
     deliveries._seconds = Slow(float, {"waiting": 1.0})
     deliveries._open["blue", 7] = (3, training_pb2.Receipt(batch_id=7))
     deliveries.settled("blue", 7, "", "")
@@ -188,7 +208,7 @@ def test_a_learner_has_one_reader_for_each_host(server: Learner, connect: Connec
             assert newest is not None
             assert same(newest, version, SIZE)
             assert streams.version == version
-    soon(lambda: readers_at(server) == 2, "one of each run reads for its others")
+    readers_stay(server, 2)  # one of each run reads for its others
 
 
 @pytest.mark.parametrize(

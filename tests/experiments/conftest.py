@@ -11,7 +11,9 @@ from typing import IO, Any
 
 import pytest
 from sqlalchemy import Engine, event
+from support.changes import SkippedTime
 
+from juggler.driver.record import run_directory
 from juggler.experiments import runs
 
 _pids = count(1)
@@ -108,7 +110,8 @@ def scripted_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Script runs and their clock; give Optuna a database in memory."""
     subprocess = SimpleNamespace(Popen=ScriptedRun, DEVNULL=None, STDOUT=None)
     monkeypatch.setattr(runs, "subprocess", subprocess)
-    monkeypatch.setattr(runs, "_LOOK_SECONDS", 0.0)
+    for module in (runs, run_directory):
+        monkeypatch.setattr(module, "time", SkippedTime())
     event.listen(Engine, "connect", _no_disk)
     yield
     event.remove(Engine, "connect", _no_disk)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from support.gateway_world import SEEN, SPACES, AgentsWorld, RawSimulator, eventually, hello_of, see
+from support.gateway_world import SEEN, SPACES, AgentsWorld, RawSimulator, hello_of, see
 
 from juggler.client import GatewayError, connect
 from juggler.client.space_values import Values
@@ -105,7 +105,7 @@ def test_a_hello_that_does_not_fit_is_answered_with_what_to_do(
         assert given == code
         assert said in text
         assert len(text) < 600
-    eventually(lambda: seats(world) == 2)  # of everyone else
+    world.changes.wait_for(lambda: seats(world) == 2)  # of everyone else
 
 
 def seats(world: AgentsWorld) -> int:
@@ -153,7 +153,7 @@ def test_a_wrong_message_ends_the_session_and_says_who_was_wrong(
         given, text = refused(answer)
         assert given == code
         assert said in text
-    eventually(lambda: seats(world) == 2)  # of everyone else
+    world.changes.wait_for(lambda: seats(world) == 2)  # of everyone else
 
 
 def test_an_agent_waits_for_its_own_action_alone(world: AgentsWorld) -> None:

@@ -11,7 +11,6 @@ from support.gateway_world import (
     GatewayWorld,
     RawSimulator,
     break_off,
-    eventually,
     see,
 )
 
@@ -23,8 +22,7 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 def said(world: GatewayWorld, words: str) -> tuple[str, bool, int, int]:
     """What people were told with these words, once they are."""
-    found = eventually(lambda: [each for each in world.told if words in each[0]])
-    return found[0]  # type: ignore[no-any-return]
+    return world.changes.wait_for(lambda: [each for each in world.told if words in each[0]])[0]
 
 
 def test_who_comes_and_leaves_is_told_with_address_environments_and_policy() -> None:
@@ -140,7 +138,7 @@ def test_simulators_that_come_and_leave_at_once_are_no_flood_for_the_driver(
         monkeypatch.setattr(world._server.manager.guests, "_clock", lambda: 0.0)
         for _ in range(20):
             world.connect().close()
-        eventually(lambda: world.count("sessions") == 0)
+        world.wait_for_count("sessions", 0)
         assert len(world.told) == 20
 
 

@@ -20,7 +20,6 @@ from support.gateway_world import (
     TinyPolicy,
     Wandering,
     assert_recorded,
-    eventually,
     in_threads,
     play,
     see,
@@ -160,7 +159,7 @@ def test_an_episode_that_its_simulator_takes_along_is_played_again() -> None:
         evaluation = evaluate(world, 3)
         with world.connect() as session:
             session.step([0.0, 0.0, 0.0])
-        eventually(lambda: world.count("sessions") == 0)
+        world.wait_for_count("sessions", 0)
         world.ask(1000)
         played = play(world, 1, 30, kind=Paid)
         assert evaluation.returns == returns_of(played[:3])
@@ -271,7 +270,7 @@ def test_all_agents_play_an_episode_of_an_evaluation_with_the_checkpoint(
     rounds(world, 1, episodes=1)  # tells the spaces
     world.begin()
     have_played(world, 1, episodes=8)
-    eventually(lambda: world.runner._server.manager.evaluations.running)
+    world.changes.wait_for(lambda: world.runner._server.manager.evaluations.running)
     acted = rounds(world, 3)
     done = world.driver.hear(training_pb2.Evaluation)
     assert done.episode_returns == [3 * (k + 0.5) for k in range(8)]
@@ -307,7 +306,7 @@ def test_a_frozen_module_whose_first_agent_comes_in_an_evaluation_does_not_explo
     world.begin()
     have_played(world, 1, episodes=2)
     have_played(world, 1, episodes=2)  # waits for the first one
-    eventually(lambda: world.runner._server.manager.evaluations.running)
+    world.changes.wait_for(lambda: world.runner._server.manager.evaluations.running)
     assert "old" not in world.runner._players
     monkeypatch.setattr(Actor, "act", noted)
     for _ in range(2):
@@ -326,10 +325,10 @@ def test_an_episode_of_several_agents_that_takes_too_long_counts_as_it_is(
     rounds(world, 1, episodes=1)
     world.begin()
     have_played(world, 1, episodes=2, most_steps=4)
-    eventually(lambda: world.runner._server.manager.evaluations.running)
+    world.changes.wait_for(lambda: world.runner._server.manager.evaluations.running)
     with world.connect(*AGENTS) as session:  # takes an episode along
         session.step(dict.fromkeys(AGENTS, see(0, 0)))
-    eventually(lambda: world.counts()["sessions"] == 0)
+    world.changes.wait_for(lambda: world.counts()["sessions"] == 0)
     rounds(world, 9)
     done = world.driver.hear(training_pb2.Evaluation)
     assert (done.episode_returns, done.episode_lengths) == ([4 * 0.5, 4 * 1.5], [4, 4])

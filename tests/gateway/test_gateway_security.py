@@ -10,9 +10,10 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from support.changes import SkippedTime
 from support.gateway_world import THREE, TWO_WAYS, GatewayWorld, hello
 
-from juggler.client import GatewayError, connect
+from juggler.client import GatewayError, connect, connection
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -42,8 +43,14 @@ def certificates(directory: Path) -> Path:
     return directory
 
 
-def dial(address: str, timeout: float = 60.0, **options: Any) -> Any:
-    return connect(address, THREE, TWO_WAYS, timeout=timeout, **options)
+@pytest.fixture(autouse=True)
+def few_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "time", SkippedTime())
+    monkeypatch.setattr(connection, "_RETRY_SECONDS", 20.0)
+
+
+def dial(address: str, **options: Any) -> Any:
+    return connect(address, THREE, TWO_WAYS, timeout=60.0, **options)
 
 
 def test_certificate_and_token_of_the_run_get_in(address: str, ours: Path) -> None:
@@ -61,7 +68,7 @@ def test_another_token_or_none_is_refused_although_the_certificate_is_right(
 
 def test_a_gateway_of_another_authority_is_not_believed(address: str, others: Path) -> None:
     with pytest.raises(GatewayError, match="UNAVAILABLE"):
-        dial(address, 1.0, tls=str(others), token=TOKEN)
+        dial(address, tls=str(others), token=TOKEN)
 
 
 def test_a_certificate_of_another_authority_does_not_get_in(
@@ -71,7 +78,7 @@ def test_a_certificate_of_another_authority_does_not_get_in(
     for name, source in (("ca", ours), ("cert", others), ("key", others)):
         shutil.copy(source / f"{name}.pem", tmp_path)
     with pytest.raises(GatewayError, match="UNAVAILABLE"):
-        dial(address, 1.0, tls=str(tmp_path), token=TOKEN)
+        dial(address, tls=str(tmp_path), token=TOKEN)
 
 
 def test_who_shows_no_certificate_does_not_get_in(address: str, ours: Path) -> None:
@@ -90,4 +97,4 @@ def test_who_comes_without_tls_is_told_to_look_at_that(
 ) -> None:
     monkeypatch.delenv("JUGGLER_TLS", raising=False)
     with pytest.raises(GatewayError, match="UNAVAILABLE"):
-        dial(address, 1.0, token=TOKEN)
+        dial(address, token=TOKEN)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.gateway_world import THREE, TWO_WAYS, GatewayWorld, eventually
+from support.gateway_world import THREE, TWO_WAYS, GatewayWorld
 from support.network import Network
 
 from juggler.client import connect, connection
@@ -44,7 +44,7 @@ def test_who_comes_back_in_time_goes_on_where_it_was() -> None:
         )
         thread.start()
         (there,) = world._server.manager.sessions.by_id.values()
-        eventually(lambda: there.stream is None)  # the gateway has found out
+        world.changes.wait_for(lambda: there.stream is None)  # the gateway has found out
         assert not actions
         network.heal()
         thread.join(30)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from support.gateway_world import GatewayWorld, RawSimulator, TinyPolicy, eventually, steps_of
+from support.gateway_world import GatewayWorld, RawSimulator, TinyPolicy, steps_of
 
 from juggler.gateway.gateway_worker import policy_in
 from juggler.runtime.actors.attachment import Attachment, Contact
@@ -23,7 +23,7 @@ class Loops(TinyPolicy):
 
     def forward_exploration(self, batch: Any) -> Any:
         while batch["observations"].any() and not self.over.is_set():
-            time.sleep(0.01)
+            self.over.wait(60)
         return super().forward_exploration(batch)
 
 
@@ -79,5 +79,5 @@ def test_a_gateway_that_waits_for_simulators_is_not_busy() -> None:
         world.ask()
         with world.connect() as session:
             session.step([0.0, 0.0, 0.0])
-            eventually(lambda: not busy.is_set())
+            world.changes.wait_for(lambda: not busy.is_set())
             assert busy.wait(30), "and now and then it is"

@@ -13,7 +13,6 @@ from support.gateway_world import (
     AgentsWorld,
     RawSimulator,
     break_off,
-    eventually,
     hello_of,
     see,
 )
@@ -176,7 +175,7 @@ def test_a_mapping_that_fails_ends_the_session_and_not_the_gateway(make_world: M
         assert session.step({"row": see(0, 0)}) == {"row": 0}
         with pytest.raises(GatewayError, match="named no module for agent 'column'"):
             other.step({name: see(0, 0) for name in AGENTS})
-        eventually(lambda: world.counts()["sessions"] == 1)
+        world.changes.wait_for(lambda: world.counts()["sessions"] == 1)
 
 
 def test_modules_that_are_not_trained_act_and_what_they_did_is_told(make_world: Make) -> None:
@@ -283,7 +282,8 @@ def ask(world: AgentsWorld, *line_ups: tuple[int, str, str], **at_least: int) ->
         requests[0].line_ups.add(match_id=match_id, attempt=1, players=players)
     world.driver.tell(*requests)
     known = world.runner._casting.league
-    eventually(lambda: {each[0] for each in line_ups} <= {each.match_id for each in known._fresh})
+    ids = {each[0] for each in line_ups}
+    world.changes.wait_for(lambda: ids <= {each.match_id for each in known._fresh})
 
 
 def results(receipts: Mapping[str, training_pb2.Receipt]) -> dict[int, list[float]]:
@@ -377,7 +377,7 @@ def test_players_come_and_go_while_simulators_play(make_world: Make) -> None:
         with world.connect(*AGENTS) as late:
             assert episode(late, 2) == {"column": 0, "row": 0}, "nothing else is left"
             assert session.step(rewards=dict.fromkeys(AGENTS, 5.0), terminated=True) == {}
-            eventually(lambda: "new" not in world.runner._players)
+            world.changes.wait_for(lambda: "new" not in world.runner._players)
             episode(late, 3)
         assert results(world.receipts("main")) == {1: [-3, 3], 2: [5, 5]}
         world.add_player("newer")
@@ -403,7 +403,7 @@ def test_the_first_player_of_a_league_plays_evaluations_beside_the_matches(
         world.learners["main"].publish(1)
         ask(world, (1, "main", "old"), (2, "old", "main"), main=1)
         world.driver.tell(training_pb2.Evaluate(episodes=2))
-        eventually(lambda: world.runner._server.manager.evaluations.running)
+        world.changes.wait_for(lambda: world.runner._server.manager.evaluations.running)
         assert session.step({name: see(0, 0) for name in AGENTS}) == MAIN_MAIN
         assert episode(other, 1) == {"column": 1, "row": 2}, "match 1, as half may play"
         assert session.step(rewards={"row": 3.0, "column": -3.0}, terminated=True) == {}
@@ -429,7 +429,7 @@ def test_an_evaluation_ends_with_its_player_and_the_next_one_is_played_by_anothe
         world.add_player("new")  # chooses 1
         for _ in range(2):  # the second one waits, and has no player any more
             world.driver.tell(training_pb2.Evaluate(episodes=5))
-        eventually(lambda: len(world.runner._evaluations) == 2)
+        world.changes.wait_for(lambda: len(world.runner._evaluations) == 2)
         assert episode(session, 0) == {"column": 0, "row": 0}
         assert session.step({name: see(1, 0) for name in AGENTS}) == {"column": 0, "row": 0}
         world.driver.tell(training_pb2.RemovePlayer(module_id="main"))
@@ -437,9 +437,9 @@ def test_an_evaluation_ends_with_its_player_and_the_next_one_is_played_by_anothe
         given_up = [each for each in answers if isinstance(each, training_pb2.Evaluation)]
         assert [[*each.episode_returns] for each in given_up] == [[0.0], []]
         assert session.step(rewards=dict.fromkeys(AGENTS, 5.0), terminated=True) == {}
-        eventually(lambda: "main" not in world.runner._players)
+        world.changes.wait_for(lambda: "main" not in world.runner._players)
         world.driver.tell(training_pb2.Evaluate(episodes=1))
-        eventually(lambda: world.runner._server.manager.evaluations.running)
+        world.changes.wait_for(lambda: world.runner._server.manager.evaluations.running)
         assert episode(session, 2) == MAIN_MAIN
         done = world.driver.hear(training_pb2.Evaluation)
         assert [each.module_id for each in done.agent_returns] == ["new", "new"]
@@ -453,7 +453,7 @@ def test_the_episode_of_an_evaluation_is_of_no_match_where_its_session_breaks(
         world.begin()
         ask(world, (1, "main", "old"))
         world.driver.tell(training_pb2.Evaluate(episodes=1))
-        eventually(lambda: world.runner._server.manager.evaluations.running)
+        world.changes.wait_for(lambda: world.runner._server.manager.evaluations.running)
         assert session.step({name: see(0, 0) for name in AGENTS}) == {"column": 0, "row": 0}
         with pytest.raises(GatewayError, match="NaN"):
             session.step({name: see(np.nan, 0) for name in AGENTS}, dict.fromkeys(AGENTS, 1.0))

@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from support.changes import newer_threads_end
 from support.gateway_world import (
     THREE,
     TWO_WAYS,
     GatewayWorld,
     RawSimulator,
-    eventually,
     hello,
     steps_of,
 )
@@ -34,7 +34,7 @@ SESSION = "/juggler.simulator.v1.Simulator/Session"
 def test_hundreds_of_connections_that_break_leave_nothing_behind() -> None:
     """Each one vanishes within an episode, with a waiting step."""
     with GatewayWorld(rows=1, resume_seconds=0.1) as world:
-        threads = threading.active_count()
+        threads = {*threading.enumerate()}
         for _ in range(6):
             with grpc.insecure_channel(world.address) as channel:
                 talk = channel.stream_stream(
@@ -46,8 +46,8 @@ def test_hundreds_of_connections_that_break_leave_nothing_behind() -> None:
                 calls = [talk(_two_messages(goes_on)) for _ in range(50)]
                 assert all(next(call).HasField("welcome") for call in calls)
                 goes_on.set()
-        eventually(lambda: world.count("sessions_lost") == 300)
-        eventually(lambda: threading.active_count() < threads + 100)
+        world.wait_for_count("sessions_lost", 300)
+        newer_threads_end(threads)
         counts = world.info().counts
         assert counts["sessions_begun"] == 300
         assert (counts["sessions"], counts["environments"], counts["steps_waiting"]) == (0, 0, 0)
@@ -73,7 +73,7 @@ def test_those_that_vanished_make_room_for_others_and_those_that_are_here_do_not
             with RawSimulator(world.address) as simulator:
                 assert simulator.greet(environments=2).welcome.session_id
                 assert world.count("sessions_lost") == max(0, lost)
-            eventually(lambda: len(world._server.manager.sessions.vanished()) == 1)
+            world.changes.wait_for(lambda: len(world._server.manager.sessions.vanished()) == 1)
         with world.connect(environments=3) as largest, RawSimulator(world.address) as one_more:
             assert one_more.greet(environments=1).error.code == pb.Error.FULL
             assert world.count("environments") == 5
@@ -94,7 +94,7 @@ def test_numbers_of_infos_take_room_in_a_gateway_of_all_its_sessions(
             with RawSimulator(world.address) as simulator:
                 assert simulator.greet(info_names=["x", "y"]).welcome.session_id
                 assert world.count("sessions_lost") == lost
-            eventually(lambda: len(vanished()) == 1)
+            world.changes.wait_for(lambda: len(vanished()) == 1)
         with RawSimulator(world.address) as simulator:
             error = simulator.greet(info_names=["x", "y", "z"]).error
             assert error.code == pb.Error.FULL
@@ -103,7 +103,7 @@ def test_numbers_of_infos_take_room_in_a_gateway_of_all_its_sessions(
         with RawSimulator(world.address) as simulator:
             assert simulator.greet(environments=50).welcome.session_id, "it tells none"
         stays.close()
-        eventually(lambda: world.count("sessions") == 2)
+        world.wait_for_count("sessions", 2)
         with RawSimulator(world.address) as simulator:
             assert simulator.greet(environments=2, info_names=["x", "y", "z"]).welcome.session_id
 
@@ -124,8 +124,9 @@ def test_steps_of_a_session_that_made_room_are_not_taken_for_those_of_the_next_o
         with RawSimulator(world.address) as goes:
             goes.greet()
             goes.send(steps=steps_of(1))
-            eventually(lambda: world._server._arrivals)  # they wait for those of the others
-        eventually(lambda: len(world._server.manager.sessions.vanished()) == 1)
+            # They wait for those of the others.
+            world.changes.wait_for(lambda: world._server._arrivals)
+        world.changes.wait_for(lambda: len(world._server.manager.sessions.vanished()) == 1)
         comes.greet()
         for simulator in (stays, stays_too, comes):
             simulator.send(steps=steps_of(1))
@@ -140,7 +141,7 @@ def test_those_that_vanished_are_not_waited_for() -> None:
         world.ask()
         with RawSimulator(world.address) as simulator:
             simulator.greet()
-        eventually(lambda: len(world._server.manager.sessions.vanished()) == 1)
+        world.changes.wait_for(lambda: len(world._server.manager.sessions.vanished()) == 1)
         assert session.step(np.zeros(3)) in (0, 1)
 
 
@@ -189,7 +190,7 @@ def test_streams_that_say_nothing_are_few_and_the_oldest_ends_for_one_more(
 
         def silent(count: int) -> RawSimulator:
             simulator = streams.enter_context(RawSimulator(world.address))
-            eventually(lambda: len(world._server._silent) == count)
+            world.changes.wait_for(lambda: len(world._server._silent) == count)
             return simulator
 
         first, second = silent(1), silent(2)

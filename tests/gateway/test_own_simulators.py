@@ -14,8 +14,8 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from support.gateway_world import AgentsWorld, eventually
-from support.processes import QUICK
+from support.gateway_world import AgentsWorld
+from support.processes import QUICK, eventually
 from support.scripted_agents import Scaled
 
 from juggler.envrunner.config import EnvRunnerConfig

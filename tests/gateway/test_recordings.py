@@ -14,7 +14,6 @@ from support.gateway_world import (
     GatewayWorld,
     Played,
     RawSimulator,
-    eventually,
     in_threads,
     play,
     steps_of,
@@ -68,7 +67,7 @@ def test_an_episode_that_waits_cuts_none() -> None:
         with world.connect(mode="logged") as session:
             for _ in range(3):  # each message has all that wait looked at
                 session.record(FIVE, [0] * 5, [1] * 5, [-1] * 5, terminated=True)
-            eventually(lambda: world.count("recorded_steps_waiting") == 15)
+            world.wait_for_count("recorded_steps_waiting", 15)
             world.ask(2)
             session.flush()
         assert world.count("episodes") == 3
@@ -194,7 +193,7 @@ def test_more_than_can_be_held_is_refused(
     with pytest.raises(GatewayError, match="FULL"):
         session.flush()
     session.close()
-    assert eventually(lambda: world.count("recorded_steps_waiting") == 0)
+    world.wait_for_count("recorded_steps_waiting", 0)
     assert 0 < world.count("steps_lost") < 10
 
 
@@ -257,7 +256,7 @@ def test_what_the_policy_did_is_recorded_whichever_steps_are_learned_from(at_onc
         world.ask(100)
         played = in_threads(4, lambda i: play(world, i, 40 + 10 * i, at_once))
         everything = [episode for each in played for episode in each]
-        eventually(lambda: len(found) >= len(everything))
+        world.changes.wait_for(lambda: len(found) >= len(everything))
         assert_are(found, everything)
 
 
@@ -290,7 +289,7 @@ def test_what_others_did_is_recorded() -> None:
             session.record(seen[2:5], [1, 1], [3, 4], starts=False, terminated=True, **rest)
             session.record(seen[5:8], [0, 0], [5, 6], truncated=True, **rest)
             session.record(seen[8:11], [0, 0], [5, 6], **rest)  # and leaves
-        eventually(lambda: world.count("steps_recorded") == 8)
+        world.wait_for_count("steps_recorded", 8)
         expected = [
             Played(list(seen[:5]), [0, 1, 1, 1], [1, 2, 3, 4], terminated=True),
             Played(list(seen[5:8]), [0, 0], [5, 6], truncated=True),
@@ -303,6 +302,7 @@ class SlowDisk:
 
     def __init__(self) -> None:
         self.may_write = threading.Event()
+        self.completed = threading.Event()
         self.written: list[Any] = []
         self.ended: list[str] = []
         self.refuses = False
@@ -318,6 +318,7 @@ class SlowDisk:
 
     def complete(self) -> None:
         self.written.append("complete")
+        self.completed.set()
 
     def end(self, why: str) -> None:
         self.ended.append(why)
@@ -367,7 +368,8 @@ def test_a_disk_that_hangs_holds_neither_a_turn_nor_the_end(
     with pytest.raises(TimeoutError, match="lost"):
         writer.close()
     disk.may_write.set()
-    eventually(lambda: disk.written == [first, "complete"])
+    assert disk.completed.wait(PATIENCE)
+    assert disk.written == [first, "complete"]
 
 
 # What batches hold is what simulators did, step by step.

@@ -15,7 +15,6 @@ from support.gateway_world import (
     GatewayWorld,
     RawSimulator,
     break_off,
-    eventually,
     hello,
     steps_of,
 )
@@ -261,7 +260,7 @@ def test_many_mistakes_at_once_end_a_session_once() -> None:
             for seq in range(1, 5):
                 simulator.send(steps=steps_of(seq, NAN, environments=[seq - 1]))
             assert refused(simulator.hear())[0] == "NOT_FINITE"
-        eventually(lambda: world.count("sessions") == 0)
+        world.wait_for_count("sessions", 0)
         assert world.count("environments") == 0
         with world.connect(environments=8) as session:
             assert session.step(np.zeros((8, 3))).shape == (8,)
@@ -281,7 +280,7 @@ def test_who_does_not_read_answers_is_let_go_of_before_they_pile_up(
             for _ in range(1000):
                 simulator.send(steps=pb.StepBatch(seq=1))
             (session,) = world._server.manager.sessions.by_id.values()
-            eventually(lambda: session.stream is None)
+            world.changes.wait_for(lambda: session.stream is None)
             with pytest.raises(grpc.RpcError) as ended:
                 all(iter(simulator.hear, None))
             assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -339,7 +338,7 @@ def test_what_is_said_right_before_a_goodbye_is_learned_from() -> None:
             simulator.send(steps=steps_of(2, rewards=[5], terminated=[True], paused=[True]))
             simulator.send(goodbye=pb.Goodbye())
             world.wait_for(1)
-            eventually(lambda: world.count("environments") == 0)
+            world.wait_for_count("environments", 0)
         batch, ended = world.batches[0]
         assert batch.live_steps == 1
         assert batch.terminated[0, 0]
@@ -385,7 +384,7 @@ def test_a_space_that_nobody_can_learn_in_leaves_the_gateway_waiting_for_another
         world.ask()
         with world.connect() as session:
             assert session.step(np.zeros(3)) in (0, 1)
-        eventually(lambda: world.count("sessions") == 0)
+        world.wait_for_count("sessions", 0)
 
 
 # Simulators that vanish, come back, dawdle or cannot wait.
@@ -431,24 +430,24 @@ def test_weights_that_came_while_a_stream_was_broken_are_announced_on_the_next(
         world.use(1.0, Version(1, 1))
         monkeypatch.setattr(world._server._local, "_publisher", SmallPolicy())
         local: dict[str, Any] = {"mode": pb.LOCAL_INFERENCE}
-        eventually(lambda: world.count("sessions") == 0)
+        world.wait_for_count("sessions", 0)
         with RawSimulator(world.address) as simulator:
             local["resume_token"] = simulator.greet(**local).welcome.resume_token
             simulator.send(policy=pb.PolicyRequest())
             assert simulator.hear().policy.data == b"x"
-        eventually(is_gone)
+        world.changes.wait_for(is_gone)
         world.use(2.0, Version(1, 2))
         for _ in range(2):  # the first announcement may have been lost with its stream
             with RawSimulator(world.address) as simulator:
                 assert simulator.greet(**local).welcome.resumed
                 assert simulator.hear().new_policy.version.update == 2
-            eventually(is_gone)
+            world.changes.wait_for(is_gone)
         with RawSimulator(world.address) as simulator:
             simulator.greet(**local)
             assert simulator.hear().new_policy.version.update == 2
             simulator.send(policy=pb.PolicyRequest())
             assert simulator.hear().policy.data == b"x"
-        eventually(is_gone)
+        world.changes.wait_for(is_gone)
         with RawSimulator(world.address) as simulator:
             simulator.greet(**local)
             world.use(3.0, Version(1, 3))

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateway_world import AgentsWorld, GatewayWorld, eventually
+from support.gateway_world import AgentsWorld, GatewayWorld
 from support.network import free_address
 from support.place import first_of
+from support.processes import eventually
 
 from juggler.client import connect_agents, play
 from juggler.driver.play_checkpoint import evaluate_with_simulators
@@ -106,7 +107,7 @@ def learning(
             stderr=subprocess.STDOUT,
         )
     try:
-        eventually(lambda: "takes simulators at" in output.read_text(), 60)
+        eventually(lambda: "takes simulators at" in output.read_text())
         yield address
         assert run.wait(300) == 0, output.read_text()
         assert said in output.read_text(), output.read_text()

@@ -15,7 +15,6 @@ from support.gateway_world import (
     GatewayWorld,
     RawSimulator,
     break_off,
-    eventually,
     see,
     steps_of,
 )
@@ -91,11 +90,11 @@ def test_numbers_are_told_over_episodes_whoever_acts(world: GatewayWorld, mode: 
         perform(session, 8)
         if mode == "local":
             session.flush()
-        eventually(lambda: world.count("episodes") == 8)
+        world.wait_for_count("episodes", 8)
         assert taken(world) == expected(LENGTHS * 2)
         assert taken(world) == {}
         perform(session, 2)
-    eventually(lambda: world.count("episodes") == 10)
+    world.wait_for_count("episodes", 10)
     assert taken(world) == expected(LENGTHS[:2])
 
 
@@ -133,7 +132,7 @@ def test_of_many_numbers_the_first_are_kept_and_of_many_episodes_the_newest(
         with world.connect(info_names=names) as session:
             session.step(np.zeros(3))
             session.step(np.zeros(3), 1.0, True, infos=dict.fromkeys(names, 1.0))
-    eventually(lambda: world.count("sessions") == 0)
+    world.wait_for_count("sessions", 0)
     found = taken(world)
     assert len(found) == MOST_NUMBERS
     assert not any(name.startswith("4 ") for name in found)

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from support.changes import SkippedTime
 
 from juggler.launch import engine as following
 from juggler.launch.engine import DriverState, EngineRun, LaunchError, NoAnswer, ask, follow
@@ -45,8 +46,7 @@ class _Engine(EngineRun):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "_LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(following, "_ASK_SECONDS", 0.0)
+    monkeypatch.setattr(following, "time", SkippedTime())
 
 
 def _signalled(number: int) -> Callable[[], DriverState]:
@@ -99,17 +99,13 @@ def test_a_signal_to_a_driver_that_runs_since_the_last_question_ends_it_in_order
     assert engine.done == ["end", "take down"]
 
 
-def test_a_driver_that_does_not_end_in_time_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following.EngineRun, "end_seconds", 0.0)
-    engine = _Engine(RUNS, _signalled(signal.SIGINT), RUNS, RUNS)
+def test_a_driver_that_does_not_end_in_time_is_ended() -> None:
+    engine = _Engine(RUNS, _signalled(signal.SIGINT), *[RUNS] * 999)
     assert follow(engine, lambda text: None) == 130
     assert engine.done == ["end", "take down"]
 
 
-def test_an_engine_that_gives_no_answer_while_it_removes_a_run_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(following, "_LOOK_SECONDS", 0.001)
+def test_an_engine_that_gives_no_answer_while_it_removes_a_run_is_asked_again() -> None:
     answers: list[bool | Exception] = [True, NoAnswer("it is busy"), True, False]
 
     def there() -> bool:
@@ -120,8 +116,7 @@ def test_an_engine_that_gives_no_answer_while_it_removes_a_run_is_asked_again(
 
     following.wait_until_removed(there, "the engine")
     assert not answers
-    monkeypatch.setattr(following, "_REMOVED_SECONDS", 0.0)
-    answers = [NoAnswer("it is busy")] * 9
+    answers = [NoAnswer("it is busy")] * 999
     with pytest.raises(LaunchError, match="removed"):
         following.wait_until_removed(there, "the engine")
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.sharing import soon
+from support.processes import eventually
 
 from juggler.cli import launch, worker
 from juggler.launch import slurm
@@ -246,7 +246,9 @@ def _ended_by(script: Path, number: int, state: str) -> tuple[str, list[str]]:
     (here / "state").write_text(state)
     calls, runs = here / "calls", here / "runs"
     with subprocess.Popen(["bash", script]) as process:
-        soon(lambda: runs.exists() and calls.exists() and "sbatch" in calls.read_text(), "it runs")
+        eventually(
+            lambda: runs.exists() and calls.exists() and "sbatch" in calls.read_text(), "it runs"
+        )
         process.send_signal(number)
         assert process.wait(30) == 1
     said = "\n".join(line for line in calls.read_text().splitlines() if "sbatch" not in line)

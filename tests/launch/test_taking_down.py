@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.sharing import soon
+from support.processes import eventually
 
 from juggler.cli import scale
 from juggler.launch import slurm, ssh
@@ -31,7 +31,7 @@ def test_a_further_signal_cuts_short_the_wait_for_workers_that_stay(
     run = SshRun(Launch(tmp_path / "run", ""), hosts, lambda text: None)
     (tmp_path / "run.launch").mkdir()
     run._start("a worker", ["sleep", "600"])
-    soon(run._workers.pids, "it runs")
+    eventually(run._workers.pids, "it runs")
     (pid,) = run._workers.pids().values()
     run._process = subprocess.Popen(["true"])
     run._process.wait()
@@ -98,7 +98,7 @@ def test_a_signal_between_two_lives_of_a_job_ends_the_next_one(tmp_path: Path) -
     )
     job = subprocess.Popen(["bash", "-c", script])
     try:
-        soon(lambda: (tmp_path / "pauses").exists(), "the first life has ended")
+        eventually(lambda: (tmp_path / "pauses").exists(), "the first life has ended")
         job.send_signal(signal.SIGTERM)
         assert job.wait(timeout=30) == 128 + signal.SIGTERM
     finally:
@@ -165,7 +165,7 @@ def test_what_fails_is_started_again_and_its_last_line_is_told(
 ) -> None:
     runs = tmp_path / "runs"
     run._start("a worker", ["sh", "-c", f"echo run >> {runs}; echo first; echo no driver; exit 3"])
-    soon(lambda: looked(run, said) >= 2, "it is started again")
+    eventually(lambda: looked(run, said) >= 2, "it is started again")
     assert runs.read_text().count("run") >= 2
     assert said[0].startswith("a worker ended: exit code 3, its last output: first | no driver; ")
     assert "starting it again in" in said[0]
@@ -177,7 +177,7 @@ def test_what_fails_is_started_again_and_its_last_line_is_told(
 def test_what_ends_in_order_stays_down(tmp_path: Path, said: list[str], run: SshRun) -> None:
     runs = tmp_path / "runs"
     run._start("a worker", ["sh", "-c", f"echo run >> {runs}"])
-    soon(lambda: not run._exits.empty(), "it has ended")
+    eventually(lambda: not run._exits.empty(), "it has ended")
     run.poll()
     assert runs.read_text() == "run\n"
     assert not said
@@ -187,7 +187,7 @@ def test_what_ends_in_order_stays_down(tmp_path: Path, said: list[str], run: Ssh
 @pytest.mark.slow
 def test_a_command_that_is_not_there_is_told(said: list[str], run: SshRun) -> None:
     run._start("a worker", ["/no/such/command"])
-    soon(lambda: looked(run, said), "it is told")
+    eventually(lambda: looked(run, said), "it is told")
     assert said[0].startswith("a worker ended: it could not be started (FileNotFoundError: ")
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from support.changes import Changes
+
 PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
 
 
@@ -23,6 +25,7 @@ class FakeEvent:
         self._device.events.append(self)
         if not self._device.slow:
             self._over.set()
+        self._device.changes.note()
 
     def finish(self) -> None:
         self._over.set()
@@ -32,6 +35,7 @@ class FakeEvent:
 
     def synchronize(self) -> None:
         self._device.awaited.append(self)
+        self._device.changes.note()
         assert self._over.wait(PATIENCE), "the device never got there"
 
 
@@ -52,6 +56,7 @@ class FakeDevice:
         events: that were recorded, in order.
         awaited: events that a thread has waited for.
         threads: names of threads that have set their device.
+        changes: of `events` and `awaited`.
     """
 
     def __init__(self) -> None:
@@ -59,6 +64,7 @@ class FakeDevice:
         self.events: list[FakeEvent] = []
         self.awaited: list[FakeEvent] = []
         self.threads: list[str] = []
+        self.changes = Changes()
         self.main = FakeStream("main")
         self._streams = 0
         self._current = threading.local()

@@ -7,7 +7,6 @@ learner for each module.
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -49,6 +48,7 @@ from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 from juggler.runtime.wire.v1 import training_pb2
+from support.changes import Changes
 from support.episode_views import episodes_of
 from support.runner_world import RunnerWorld
 
@@ -97,6 +97,7 @@ class GatewayWorld:
         batches: that were made so far, with the episodes that ended.
         learned: by connectors, with each of them.
         told: people, of simulators that come and go.
+        changes: of the gateway's state.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class GatewayWorld:
         self._row_age = row_age
         self._asked = 0
         self._new: list[tuple[dict[str, Any], Version]] = []
+        self.changes = Changes()
         settings = GatewaySettings(
             max_batch,
             max_wait,
@@ -138,7 +140,9 @@ class GatewayWorld:
             curriculum=curriculum or Curriculum(),
             evaluates=evaluates,
         )
-        self._server = GatewayServer(Transport(token), self, settings, self._failed, busy)
+        self._server = GatewayServer(
+            Transport(token), self, settings, self._failed, lambda: self.changes.after(busy())
+        )
         self.address = self._server.start(address, tls, False)
 
     def __enter__(self) -> GatewayWorld:
@@ -165,7 +169,7 @@ class GatewayWorld:
         names = {"weight": np.full((3, self._inputs), weight, np.float32)}
         self._new.append((names, version))
         self._server.wake()
-        eventually(lambda: self.player is not None and self.player.version == version)
+        self.changes.wait_for(lambda: self.player is not None and self.player.version == version)
 
     def keep(self, version: Version) -> None:
         """The weights that there are have this version from now on."""
@@ -173,11 +177,18 @@ class GatewayWorld:
         weights = self.player.policy.weights()
         self._new.append(({name: each.copy() for name, each in weights.items()}, version))
         self._server.wake()
-        eventually(lambda: self.player is not None and self.player.version == version)
+        self.changes.wait_for(lambda: self.player is not None and self.player.version == version)
 
     def wait_for(self, batches: int) -> None:
-        eventually(lambda: len(self.batches) >= batches or self.failure)
+        self.changes.wait_for(lambda: len(self.batches) >= batches or self.failure)
         assert self.failure is None, self.failure
+
+    def wait_for_count(self, name: str, number: float) -> None:
+        def counted() -> bool:
+            with self._server.between_turns():  # to ask as a simulator does would be a change
+                return self._server.counts().get(name, 0.0) == number
+
+        self.changes.wait_for(counted, f"{name} is not {number}")
 
     def connect(self, observations: Any = THREE, actions: Any = TWO_WAYS, **options: Any) -> Any:
         return connect(self.address, observations, actions, **options)
@@ -236,6 +247,7 @@ class GatewayWorld:
 
     def _failed(self, error: BaseException) -> None:
         self.failure = error
+        self.changes.note()
 
 
 class RawSimulator:
@@ -318,14 +330,6 @@ def break_off(session: GatewayConnection) -> None:
     session._channel.close()
 
 
-def eventually(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (result := what()):
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.005)
-    return result
-
-
 SEEN = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 THREE_WAYS = spaces.Discrete(3)
 #: A simulator's agents with those spaces.
@@ -351,6 +355,7 @@ class AgentsWorld(RunnerWorld):
     Attributes:
         address: where simulators dial.
         notes: what the driver was told for people.
+        changes: of the gateway's state.
     """
 
     def __init__(
@@ -378,6 +383,8 @@ class AgentsWorld(RunnerWorld):
     def _make(self, attachment: Attachment, contact: Contact) -> Any:
         self.driver.report = lambda note: self.notes.put(note.text)  # type: ignore[method-assign]
         self.driver.worker_id = self._worker_id
+        self.changes, busy = Changes(), self.driver.busy
+        self.driver.busy = lambda: self.changes.after(busy())  # type: ignore[method-assign]
         gateway, contact = GatewayAddress(self._gateway), replace(contact, local=self._local)
         return GatewayRunner(attachment, self.driver.inbox, contact, gateway)
 

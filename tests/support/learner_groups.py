@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import time
+import fcntl
+import os
+import select
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -15,13 +18,14 @@ import torch
 from gymnasium import spaces
 
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.group.peers import Peers
+from juggler.learner.group.peers import PeerLost, Peers
 from juggler.learner.group.torch_peers import GlooPeers, MeetingPoint
 from juggler.learner.learner import Learner
 from juggler.runtime.modules.models import ActorCritic
 
 T = TypeVar("T")
 _GENERATIONS = count(1)
+PATIENCE = 120.0  # seconds until a test fails; nothing takes as long
 
 
 def never() -> bool:
@@ -45,7 +49,36 @@ def meet(size: int, device: torch.device | None = None) -> list[Peers]:
     return at_once([lambda rank=rank: peers(rank) for rank in range(size)])  # type: ignore[misc]
 
 
-def join(learners: Sequence[Learner]) -> list[int]:
+class ThreadPeers(Peers):
+    """Peers in threads of one process, summing in order of ranks."""
+
+    def __init__(self, rank: int, parts: list[torch.Tensor], barrier: threading.Barrier) -> None:
+        super().__init__(rank, len(parts))
+        self._parts, self._barrier = parts, barrier
+
+    def _sum_on_host(self, x: torch.Tensor) -> torch.Tensor:
+        self._parts[self.rank] = x
+        try:
+            self._barrier.wait(PATIENCE)  # all parts are there
+            total = sum(self._parts[1:], start=self._parts[0])
+            self._barrier.wait(PATIENCE)  # and may change again
+        except threading.BrokenBarrierError:
+            raise PeerLost("a peer has left") from None
+        return total
+
+    def close(self) -> None:
+        self._barrier.abort()
+
+
+def meet_in_threads(size: int) -> list[Peers]:
+    """Peers by rank."""
+    parts, barrier = [torch.zeros(0)] * size, threading.Barrier(size)
+    return [ThreadPeers(rank, parts, barrier) for rank in range(size)]
+
+
+def join(
+    learners: Sequence[Learner], meet: Callable[[int], list[Peers]] = meet_in_threads
+) -> list[int]:
     """Make a group of them; the hashes of their states."""
     pairs = zip(learners, meet(len(learners)), strict=True)
     return at_once([lambda x=x, peers=peers: x.join(peers) for x, peers in pairs])  # type: ignore[misc]
@@ -68,7 +101,6 @@ def spec(seed: int = 7, **learner: Any) -> dict[str, Any]:
     return {**SPACES, "model": MODEL, "learner": learner, "seed": seed}
 
 
-PATIENCE = 120.0  # seconds until a test fails; nothing takes as long
 LEARNERS: dict[str, dict[str, Any]] = {
     "main": {"algorithm": "impala", "lr": 1e-3},
     "main_slow": {"algorithm": "impala", "lr": 1e-5},
@@ -78,11 +110,30 @@ LEARNERS: dict[str, dict[str, Any]] = {
 }
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come"
-        time.sleep(0.01)
+class Gate:
+    """Keeps learners waiting, also those of other processes, until it is opened.
+
+    Args:
+        path: of a file on which it has a lock. A pipe beside it has a byte for each of them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        os.mkfifo(path.with_suffix(".waiting"))
+        self._waiting = os.open(path.with_suffix(".waiting"), os.O_RDWR)
+        self._file = path.open("w")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def wait_for_one(self) -> None:
+        assert select.select([self._waiting], [], [], PATIENCE)[0], "no module waits"
+        os.read(self._waiting, 1)
+
+    def open(self) -> None:
+        self._file.close()
+
+    def close(self) -> None:
+        self.open()
+        os.close(self._waiting)
 
 
 def alone(name: str, seed: int = 7) -> Any:
@@ -99,7 +150,7 @@ def same(found: Any, expected: Any) -> None:
 
 
 class Gated(ActorCritic):
-    """Continues once `gate` in its model_config exists; announces its wait."""
+    """Continues once the `Gate` at `gate` in its model_config is open."""
 
     def __init__(
         self,
@@ -112,8 +163,11 @@ class Gated(ActorCritic):
         super().__init__(observation_space, action_space, rest)
 
     def _forward_train(self, batch: Any) -> Any:
-        if not self.gate.exists():
-            self.gate.with_suffix(".waiting").touch()
-        while not self.gate.exists():
-            time.sleep(0.01)
+        with self.gate.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                with self.gate.with_suffix(".waiting").open("r+b", buffering=0) as waiting:
+                    waiting.write(b"!")
+                fcntl.flock(file, fcntl.LOCK_SH)
         return super()._forward_train(batch)

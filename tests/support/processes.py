@@ -48,13 +48,17 @@ QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, quarantine_after=3)
 NEVER = RestartPolicy(quarantine_after=1)
 
 
-def eventually(what: Any, seconds: float = 90.0) -> Any:
-    deadline = time.monotonic() + seconds
+def eventually(what: Callable[[], Any], otherwise: str = "it never came to that") -> Any:
+    """Poll `what` until its result is true, and return that.
+
+    Threads report changes (`support.changes`); processes of slow tests do not.
+    """
+    deadline = time.monotonic() + 90.0
     while time.monotonic() < deadline:
+        time.sleep(0.02)  # before the first look, too: so it fails in the gate every time
         if result := what():
             return result
-        time.sleep(0.02)
-    raise AssertionError(f"it did not happen within {seconds} s")
+    raise AssertionError(otherwise)
 
 
 class Exits:

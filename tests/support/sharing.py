@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 
 from juggler.runtime.streams.episodes import EpisodeSender
-from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
+from support.learner_end import LearnerEnd, Senders, header, tree
 
 SIZE = 40_000  # elements of float32
 FURTHER = count(1_000_000)  # batch ids
 
 
+_of_others: set[str] = set()
+
+
+def disregard_memories() -> None:
+    """Ignore memory that other tests have left, from now on."""
+    _of_others.clear()
+    _of_others.update(mapped(), _inodes())
+
+
 def mapped() -> set[str]:
     """The shared memories that this process has mapped, by their inodes."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return {line.split()[4] for line in lines if "memfd:juggler" in line}
+    return {line.split()[4] for line in lines if "memfd:juggler" in line} - _of_others
 
 
 def lies_in_shared_memory(array: np.ndarray) -> bool:
@@ -35,22 +44,14 @@ def lies_in_shared_memory(array: np.ndarray) -> bool:
 
 def open_memories() -> int:
     """How many of this process's open files are shared memory."""
-    return sum("memfd:juggler" in where for where in _links())
+    return sum(inode not in _of_others for inode in _inodes())
 
 
-def _links() -> Iterable[str]:
+def _inodes() -> Iterator[str]:
     for each in os.listdir("/proc/self/fd"):
-        try:
-            yield os.readlink(f"/proc/self/fd/{each}")
-        except OSError:
-            continue
-
-
-def soon(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"not so: {what}"
-        time.sleep(0.01)
+        with suppress(OSError):  # it was closed
+            if "memfd:juggler" in os.readlink(f"/proc/self/fd/{each}"):
+                yield str(os.stat(f"/proc/self/fd/{each}").st_ino)
 
 
 def send_each(senders: Senders, sender: EpisodeSender, *batch_ids: int, size: int = SIZE) -> None:
@@ -69,6 +70,7 @@ def begin_to_share(learner: LearnerEnd, senders: Senders) -> EpisodeSender:
         send_each(senders, sender, next(FURTHER))
         return lies_in_shared_memory(learner.taken[-1].tree["default"]["observations"])
 
-    soon(lies_in_memory, "a batch lies in shared memory")
+    while not lies_in_memory():
+        pass
     learner.taken.clear()
     return sender

@@ -30,6 +30,7 @@ from juggler.runtime.streams.weights_stream import (
 from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
+from support.changes import Changes
 
 PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
 METADATA = call_metadata("secret", "run", "incarnation")
@@ -42,16 +43,30 @@ def weights_tree(version: Version, size: int = 4) -> dict[str, Any]:
     return {"default": {"weight": values}}
 
 
+class _Watched(threading.Condition):
+    """Notes a change at each release of its lock."""
+
+    def __init__(self, changes: Changes) -> None:
+        super().__init__()
+        self._changes = changes
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._changes.note()
+
+
 class Learner:
     """A server on a path, with a publisher; may be restarted.
 
     Attributes:
         came: can be acquired once for each stream that has come.
+        changes: of its streams.
     """
 
     def __init__(self, directory: Path, max_streams: int = 8) -> None:
         self.address = f"unix:{directory / 'l'}"
         self.came = threading.Semaphore(0)
+        self.changes = Changes()
         self._max_streams = max_streams
         self.start()
 
@@ -61,6 +76,7 @@ class Learner:
         self._server = grpc.server(self._threads, options=SERVER_OPTIONS)
         self.memory = MemorySocket(self.address)
         self.publisher = WeightsPublisher(self._why_refused, self.memory)
+        self.publisher._changed = _Watched(self.changes)
         self._server.add_generic_rpc_handlers((handler or self.publisher.handler(),))
         bind(self._server, self.address)
         self.tcp_address = bind(self._server, "127.0.0.1:0")
@@ -143,9 +159,10 @@ SIZE = 50_000  # elements of float32
 Join = Callable[..., WeightsSubscription]
 
 
-def readers_at(server: Learner) -> int:
-    """How many streams wait for the learner's next version."""
-    return len(server.publisher._changed._waiters)  # type: ignore[attr-defined]
+def readers_stay(server: Learner, number: int) -> None:
+    """Wait until N readers are at the learner."""
+    there = server.publisher._subscribers
+    server.changes.wait_for(lambda: len(there) == number, f"{number} readers are not left")
 
 
 def relaying(readers: list[WeightsSubscription]) -> list[WeightsSubscription]:

@@ -22,7 +22,7 @@ RUN: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> juggler.Result:
+def trained(workers_of_module: None, tmp_path_factory: pytest.TempPathFactory) -> juggler.Result:
     run_dir = tmp_path_factory.mktemp("runs") / "tag"
     return juggler.train(**RUN, stop_steps=2000, run_dir=str(run_dir))
 

@@ -488,7 +488,7 @@ class Attachment:
             if stuck > 2 * interval:
                 self._report_where(heartbeat, thread)
             self._send(attach_pb2.FromWorker(heartbeat=heartbeat))
-            time.sleep(interval)
+            self._over.wait(interval)
 
     def _report_where(self, heartbeat: attach_pb2.Heartbeat, thread: int) -> None:
         frame = sys._current_frames().get(thread)

@@ -12,7 +12,6 @@ import os
 import secrets
 import socket
 import threading
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -107,7 +106,7 @@ class MemorySocket:
         self._lock = threading.Lock()
         # By token; and whether only for one connection
         self._expected: dict[str, tuple[Take, bool]] = {}
-        self._closed = False
+        self._closed = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(each,), name="memory-socket", daemon=True)
             for each in self._listeners
@@ -150,7 +149,7 @@ class MemorySocket:
         return forget
 
     def close(self) -> None:
-        self._closed = True
+        self._closed.set()
         for path, place in self._files:
             with suppress(OSError):  # then the next process that listens there removes it
                 remove(path, place)
@@ -169,12 +168,11 @@ class MemorySocket:
             each.close()
 
     def _run(self, listener: socket.socket) -> None:
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 connection, _ = listener.accept()
             except OSError:  # closed, or no free descriptor
-                if not self._closed:
-                    time.sleep(0.05)
+                self._closed.wait(0.05)
                 continue
             if not self._given(connection):
                 connection.close()

@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from support.batches import MakeBatch
-from support.learner_groups import LEARNERS, MODEL, PATIENCE, SPACES, alone, same, spec, wait_for
+from support.learner_groups import LEARNERS, MODEL, PATIENCE, SPACES, Gate, alone, same, spec
 
 import juggler
 
@@ -64,7 +64,7 @@ def test_a_module_that_cannot_update_tells_its_handle_alone(
 
 @pytest.mark.slow
 def test_a_killed_shard_comes_back_with_what_is_known_of_its_modules(
-    group: juggler.LearnerGroup, make_batch: MakeBatch, gate: Path
+    group: juggler.LearnerGroup, make_batch: MakeBatch, gate: Gate
 ) -> None:
     learner = alone("target", seed=3)
     group.remove_module("target")
@@ -80,7 +80,7 @@ def test_a_killed_shard_comes_back_with_what_is_known_of_its_modules(
         {"gated": [make_batch()], "target": [make_batch()], "main": [make_batch()]},
         async_update=True,
     )
-    wait_for(gate.with_suffix(".waiting"))
+    gate.wait_for_one()
     os.kill(victim.pid, signal.SIGKILL)
     with pytest.raises(juggler.UpdateFailed, match=r"by SIGKILL\. .*update 2 of 3") as failed:
         handle.result(PATIENCE)
@@ -89,7 +89,7 @@ def test_a_killed_shard_comes_back_with_what_is_known_of_its_modules(
     assert set(failed.value.results) == {"main"}
     assert [group._shards[shard].worker for shard in (0, 1)] == others
 
-    gate.touch()
+    gate.open()
     learner.update_from_episodes([make_batch(seed=9)])
     done = group.update_from_episodes({"target": [make_batch(seed=9)], "gated": [make_batch()]})
     assert (done["target"].updates, done["gated"].updates) == (3, 1)
@@ -181,20 +181,21 @@ def test_a_group_that_cannot_be_is_refused(keys: dict[str, Any], message: str) -
 def test_a_shard_that_hangs_is_killed_and_another_one_is_started_for_another_module(
     make_batch: MakeBatch, tmp_path: Path
 ) -> None:
-    gate = tmp_path / "gate"
+    gate = Gate(tmp_path / "gate")
     gated = {
         **spec(),
-        "model": {**MODEL, "gate": str(gate)},
+        "model": {**MODEL, "gate": str(gate.path)},
         "module": "support.learner_groups:Gated",
     }
     with juggler.LearnerGroup({"gated": gated}, devices="cpu", hang_seconds=4) as group:
         with pytest.raises(juggler.UpdateFailed, match="lost: hung: no progress for"):
             group.update_from_episodes({"gated": [make_batch()]})
-        gate.touch()
+        gate.open()
         group.add_module("second", spec())
         assert [place.shard for place in group.placement.values()] == [0, 1]
         done = group.update_from_episodes({"gated": [make_batch()], "second": [make_batch()]})
         assert (done["gated"].updates, done["second"].updates) == (1, 1)
+    gate.close()
 
 
 _SCRIPT = """

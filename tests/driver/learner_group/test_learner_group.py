@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.batches import MakeBatch
-from support.learner_groups import LEARNERS, PATIENCE, alone, same, spec, wait_for
-from support.sharing import soon
+from support.learner_groups import LEARNERS, PATIENCE, Gate, alone, same, spec
 
 import juggler
 from juggler.learner.data.collate import collate
@@ -66,22 +64,22 @@ def test_episodes_may_change_as_soon_as_their_update_was_asked_for(
 
 
 def test_a_slow_shard_holds_up_its_own_modules_alone(
-    group: juggler.LearnerGroup, make_batch: MakeBatch, gate: Path
+    group: juggler.LearnerGroup, make_batch: MakeBatch, gate: Gate
 ) -> None:
     slow = group.update_from_episodes({"gated": [make_batch()]}, async_update=True)
     behind = group.update_from_episodes({"target": [make_batch()]}, async_update=True)
-    wait_for(gate.with_suffix(".waiting"))
+    gate.wait_for_one()
     for _ in range(3):
         group.update_from_episodes({"main": [make_batch()], "short": [make_batch()]})
     assert not slow.done()
     assert not behind.done()
-    gate.touch()
+    gate.open()
     assert behind.result(PATIENCE)["target"].updates
     assert slow.done()
 
 
 def test_one_update_too_many_waits_and_the_other_shards_are_asked_meanwhile(
-    group: juggler.LearnerGroup, make_batch: MakeBatch, gate: Path
+    group: juggler.LearnerGroup, make_batch: MakeBatch, gate: Gate
 ) -> None:
     in_flight = [
         group.update_from_episodes({"gated": [make_batch()]}, async_update=True) for _ in range(2)
@@ -93,9 +91,10 @@ def test_one_update_too_many_waits_and_the_other_shards_are_asked_meanwhile(
             {"target": [make_batch()], "main": [make_batch()]},
             async_update=True,
         )
-        soon(lambda: group.save(["main"])["main"].extra["updates"] != before, "main updates")
+        while group.save(["main"])["main"].extra["updates"] == before:
+            pass
         assert not asking.done()
-        gate.touch()
+        gate.open()
         assert asking.result(PATIENCE).result(PATIENCE).keys() == {"target", "main"}
     assert all(handle.done() for handle in in_flight)
 

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.changes import SkippedTime
 from support.made_files import Disk
 
+from juggler.driver.record import run_directory
 from juggler.driver.record.progress import PlainProgress
 from juggler.driver.record.run_directory import (
     CONFIG_FILE,
@@ -38,6 +40,12 @@ CONFIG = {
     "hidden": [64, 64],
     "env_kwargs": {"size": None},
 }
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that finds a file locked tries again at once."""
+    monkeypatch.setattr(run_directory, "time", SkippedTime())
 
 
 def _line(steps: int, **changes: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 from support.made_files import made
-from support.sharing import soon
+from support.processes import eventually
 
 from juggler.driver.callbacks import Run
 from juggler.driver.watching.page_server import PageProcess
@@ -49,7 +49,7 @@ def begun(page: PageProcess, run: Run, shown: Shown) -> str:
         page.on_metrics(run, {})
         return shown.said
 
-    soon(told, "the page is served")
+    eventually(told, "the page is served")
     ((text, level),) = shown.said
     assert level == "info"
     found = re.fullmatch(r"page: (http://127\.0\.0\.1:\d+/)", text)
@@ -70,7 +70,7 @@ def test_when_it_is_killed_people_are_told_and_the_run_goes_on(tmp_path: Path) -
         page.on_metrics(run, {})
         return len(shown.said) > 1
 
-    soon(warned, "a warning")
+    eventually(warned, "a warning")
     assert shown.said[1][1] == "warning"
     assert "no longer served" in shown.said[1][0]
     page.on_metrics(run, {})
@@ -105,7 +105,7 @@ while True:
     finally:
         driver.kill()
         driver.communicate()
-    soon(lambda: not page.is_running() or page.status() == psutil.STATUS_ZOMBIE, "it ends")
+    eventually(lambda: not page.is_running() or page.status() == psutil.STATUS_ZOMBIE, "it ends")
 
 
 @pytest.mark.slow

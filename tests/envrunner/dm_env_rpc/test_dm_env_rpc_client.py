@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -332,17 +333,22 @@ def test_a_reply_that_is_too_large_is_told_with_what_to_leave_out(
 
 
 def test_a_simulator_that_comes_late_is_waited_for(
-    arena: Arena, capfd: pytest.CaptureFixture[str]
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address = free_address()
+    address, told = free_address(), threading.Event()
     served: list[Served] = []
     said: list[str] = []
 
+    class Told(io.StringIO):
+        def write(self, text: str) -> int:
+            said.append(text)
+            told.set()
+            return len(text)
+
+    monkeypatch.setattr(sys, "stderr", Told())
+
     def come_late() -> None:
-        deadline = time.monotonic() + 60
-        while "yet" not in "".join(said) and time.monotonic() < deadline:
-            said.append(capfd.readouterr().err)
-            time.sleep(0.05)
+        told.wait(60)
         served.append(Served(arena, int(address.rpartition(":")[2])))
 
     thread = threading.Thread(target=come_late)

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import gymnasium
@@ -321,6 +322,8 @@ class Telling(gymnasium.Env[Any, Any]):
 class Wrong(Telling):
     """Ends with a wrong reward, a wrong info, or an error."""
 
+    fails: SimpleQueue[threading.Thread] = SimpleQueue()
+
     def __init__(self, what: str) -> None:
         super().__init__(length=2)
         self.what = what
@@ -329,6 +332,7 @@ class Wrong(Telling):
         observation, reward, ended, cut, info = super().step(action)
         if not ended:
             return observation, reward, ended, cut, info
+        self.fails.put(threading.current_thread())
         if self.what == "error":
             raise RuntimeError("my environment is broken")
         if self.what == "reward":
@@ -337,10 +341,11 @@ class Wrong(Telling):
 
 
 class Slow(Telling):
-    """Takes longest in its second step, and after others' exits."""
+    """Takes longer in its second step than `Wrong` and its exit."""
 
     def step(self, action: Any) -> Any:
-        time.sleep(0.5 * (self.t == 1))
+        if self.t == 1:
+            Wrong.fails.get(timeout=60).join(60)
         return super().step(action)
 
 

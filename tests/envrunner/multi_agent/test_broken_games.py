@@ -178,7 +178,7 @@ def test_an_agent_that_stays_on_turn_after_its_end_is_an_error_and_no_endless_lo
 
 
 class Uninformed(ScriptedTurns):
-    """A game of turns in which `infos` are something else from the third step on."""
+    """A game of turns with wrong `infos` from the third step on."""
 
     def __init__(self, infos: Any) -> None:
         super().__init__(drawn(3, "turns", 20))

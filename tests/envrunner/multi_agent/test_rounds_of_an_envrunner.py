@@ -13,12 +13,12 @@ import pytest
 from support.made_files import checkpoint
 from support.runner_world import PATIENCE, PLAYED_BY, RunnerWorld
 from support.scripted_agents import FOUR, THREE, ScriptedAgents, by_slot, in_turn
-from support.sharing import soon
 
 from juggler.driver.checkpoint.snapshots import restores
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.multi_agent.turns import Turn
+from juggler.envrunner.rounds import RequestedRound
 from juggler.runtime.actors.attachment import Detached
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS, write
 from juggler.runtime.checkpoints.weights import WEIGHTS, tree_digest
@@ -115,6 +115,20 @@ def waiting(monkeypatch: pytest.MonkeyPatch, update: int) -> threading.Event:
     return begun
 
 
+def first_comes(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """An event: a request has come that does not complete its round."""
+    add, came = RequestedRound.add, threading.Event()
+
+    def noted(self: RequestedRound, *given: Any) -> bool:
+        complete = add(self, *given)
+        if not complete:
+            came.set()
+        return complete
+
+    monkeypatch.setattr(RequestedRound, "add", noted)
+    return came
+
+
 def test_a_round_waits_for_the_weights_of_each_module(
     make_world: Callable[..., RunnerWorld], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,13 +144,16 @@ def test_a_round_waits_for_the_weights_of_each_module(
 
 
 def test_nothing_is_played_before_all_requests_of_a_round_are_there(
-    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+    make_world: Callable[..., RunnerWorld],
+    envs: ScriptedAgents,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = make_world()
     world.begin()
     first, second = world.requests(reds=0, blues=0)
+    came = first_comes(monkeypatch)
     world.driver.tell(first)
-    soon(lambda: world.runner._round.requests, "the first request has come")
+    assert came.wait(PATIENCE)
     assert not any(episode.actions for slot in envs.log.values() for episode in slot)
     world.driver.tell(second)
     for _ in range(2):
@@ -188,7 +205,7 @@ def test_a_module_without_a_request_acts_with_its_newest_weights(
     before = {slot: sum(len(e.actions) for e in log) for slot, log in envs.log.items()}
     blues = world.runner._streams["blues"]
     version = world.learners["blues"].publish(2)
-    soon(lambda: blues.newest and blues.newest.version >= version, "they have come")
+    blues._subscription.wait_for(version, PATIENCE)
     assert list(world.play(reds=0)) == ["reds"]
     new = [a for slot in (2, 5) for e in envs.log[slot] for a in e.actions]
     assert 2 in new
@@ -253,13 +270,16 @@ def test_steps_that_are_not_finite_are_lost_for_their_module_alone(
 
 
 def test_a_runner_that_leaves_in_the_middle_of_a_round_answers_its_requests(
-    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+    make_world: Callable[..., RunnerWorld],
+    envs: ScriptedAgents,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = make_world()
     world.begin()
     first, _ = world.requests(reds=0, blues=0)
+    came = first_comes(monkeypatch)
     world.driver.tell(first)
-    soon(lambda: world.runner._round.requests, "the request has come")
+    assert came.wait(PATIENCE)
     world.driver.inbox.put(Detached("terminated"))
     receipt = world.driver.hear(training_pb2.Receipt)
     assert (receipt.batch_id, receipt.live_steps) == (first.batch_id, 0)

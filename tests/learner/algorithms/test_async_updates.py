@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -67,28 +66,26 @@ def test_asynchronous_updates_are_the_same_in_the_same_order(
 
 def test_only_so_many_are_in_flight_and_the_next_one_waits(make_batch: MakeBatch) -> None:
     learner = make_learner(Gated, updates_in_flight=2)
-    handles = []
+    handles: list[Any] = []
+    first_done: list[bool] = []  # when each one is in flight
+    came = threading.Semaphore(0)
 
     def ask() -> None:
         for batch in (make_batch(), make_batch(), make_batch()):
-            handle = learner.update_from_episodes([batch], async_update=True)
-            handles.append(handle)
+            handles.append(learner.update_from_episodes([batch], async_update=True))
+            first_done.append(handles[0].done())
+            came.release()
 
     asking = threading.Thread(target=ask)
     asking.start()
-    assert learner.begun.acquire(timeout=60)
-    deadline = time.monotonic() + 60
-    while len(handles) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    asking.join(timeout=0.2)
-    assert asking.is_alive()
-    assert len(handles) == 2
-    assert not handles[0].done()
+    for begun in (learner.begun, came, came):
+        assert begun.acquire(timeout=60)
+    assert not learner._in_flight._places.acquire(blocking=False), "there is no place for a third"
     with pytest.raises(TimeoutError):
         handles[0].result(timeout=0.01)
     learner.go_on.release(3)
     asking.join(timeout=60)
+    assert first_done == [False, False, True]
     assert [handle.result(timeout=60)["skipped"] for handle in handles] == [0, 0, 0]
     learner.close()
 
@@ -113,20 +110,27 @@ def test_other_calls_wait_for_what_is_in_flight(
 ) -> None:
     learner = make_learner(Gated)
     handle = learner.update_from_episodes([make_batch()], async_update=True)
-    found: list[Any] = []
+    waits, wait = threading.Event(), learner._in_flight.wait
+    found: list[bool] = []
+
+    def noted() -> None:
+        if threading.current_thread() is other:
+            waits.set()
+        wait()
 
     def calling() -> None:
         call(learner, make_batch(seed=1))
-        found.append((handle.done(), learner.updates))
+        found.append(handle.done())
+        waits.set()
 
+    learner._in_flight.wait = noted
     other = threading.Thread(target=calling)
     other.start()
     assert learner.begun.acquire(timeout=60)
-    other.join(timeout=0.1)
-    assert other.is_alive()
+    assert waits.wait(60)
     learner.go_on.release(2)
     other.join(timeout=60)
-    assert found[0][0]
+    assert found == [True]
     learner.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ import torch
 import torch.distributed
 from gymnasium import spaces
 from support.batches import MakeBatch
+from support.changes import SkippedTime
 from support.fake_streams import PATIENCE, FakeDevice
 from support.learner_groups import at_once, join, meet, never, update
 
@@ -102,7 +102,8 @@ def test_nobody_waits_once_there_is_another_group_to_form(monkeypatch: pytest.Mo
 
 
 def test_a_meeting_point_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_peers, "COLLECTIVE_SECONDS", 0.5)
+    monkeypatch.setattr(torch_peers, "COLLECTIVE_SECONDS", 0.1)
+    monkeypatch.setattr(torch_peers, "_STORE_SECONDS", 0.1)
     with pytest.raises(PeerLost, match=r"did not meet at 127.0.0.1:9"):
         GlooPeers("127.0.0.1:9", 1, 1, 2, "127.0.0.1", never)
 
@@ -125,7 +126,7 @@ def test_the_first_of_several_interfaces_is_taken(monkeypatch: pytest.MonkeyPatc
 
 def test_an_update_that_loses_a_peer_changes_nothing(make_batch: MakeBatch) -> None:
     first, second = make_learner(), make_learner()
-    join([first, second])
+    join([first, second], meet)
     before = parameters(first)
     second.leave()
     with pytest.raises(PeerLost):
@@ -416,6 +417,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     return fake
 
 
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_peers, "time", SkippedTime())
+    monkeypatch.setattr(torch_peers, "_NCCL_POLL_SECONDS", 0.02)
+
+
 def made(group: Group, superseded: Callable[[], bool] = bool) -> NcclGroup:
     return NcclGroup(group, CPU, superseded)
 
@@ -427,8 +434,7 @@ def test_a_sum_is_there_when_the_device_has_made_it(device: FakeDevice) -> None:
     device.slow = True
 
     def finish() -> None:
-        while len(device.events) < 2:
-            time.sleep(0.001)
+        device.changes.wait_for(lambda: len(device.events) == 2)
         device.events[1].finish()
 
     threading.Thread(target=finish).start()
@@ -436,17 +442,16 @@ def test_a_sum_is_there_when_the_device_has_made_it(device: FakeDevice) -> None:
     assert group.aborted == 0
 
 
-def test_a_sum_that_hangs_is_broken_off(
-    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch_peers, "_NCCL_SUM_SECONDS", 0.1)
+@pytest.mark.usefixtures("no_pauses")
+def test_a_sum_that_hangs_is_broken_off(device: FakeDevice) -> None:
     device.slow = True
     group = Group()
-    with pytest.raises(PeerLost, match="NCCL could not sum: it takes more than 0 s"):
+    with pytest.raises(PeerLost, match="NCCL could not sum: it takes more than 8 s"):
         made(group).sum(torch.ones(2))
     assert group.aborted == 1
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_nobody_waits_for_a_sum_once_there_is_another_group_to_form(device: FakeDevice) -> None:
     device.slow = True
     group = Group()
@@ -490,10 +495,10 @@ def test_connecting_that_hangs_is_broken_off(
     assert group.aborted == 1
 
 
+@pytest.mark.usefixtures("no_pauses")
 def test_a_device_that_does_not_come_back_needs_a_new_process(
     device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_peers, "_NCCL_SUM_SECONDS", 0.05)
     monkeypatch.setattr(torch_peers, "_NCCL_END_SECONDS", 0.1)
     device.slow = True
     group, released = Group(), threading.Event()

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.learner_groups import at_once, never
-from support.learner_groups import join as join_by_gloo
-from support.sharing import soon
+from support.fake_streams import PATIENCE
+from support.learner_groups import at_once, join, never
+from support.learner_groups import meet as meet_by_gloo
 
 from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
@@ -214,7 +214,7 @@ def test_updates_are_those_of_a_group_over_torch(
 
     plain, secure = [learner() for _ in range(2)], [learner() for _ in range(2)]
     with members(2, tls) as those:
-        hashes = join_by_gloo(plain)
+        hashes = join(plain, meet_by_gloo)
         pairs = zip(secure, meet(those), strict=True)
         assert hashes == at_once([lambda x=x, p=p: x.join(p) for x, p in pairs])  # type: ignore[misc]
         for update in range(3):
@@ -254,11 +254,11 @@ def test_a_learner_of_another_authority_is_told_so(tls: Tls, tmp_path: Path) -> 
 
 
 def test_a_learner_without_the_token_is_told_so(tls: Tls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_peers, "COLLECTIVE_SECONDS", 1.0)
     with members(2, tls) as (first, second):
         group = meet([with_metadata(first, "guessed"), second])
         with pytest.raises(PeerLost, match="the token is missing or wrong"):
             group[0].sum(torch.ones(3))
+        monkeypatch.setattr(ring_peers, "COLLECTIVE_SECONDS", 0.2)
         with pytest.raises(PeerLost):
             group[1].sum(torch.ones(3))
         closed(group)
@@ -320,7 +320,9 @@ def test_a_stream_whose_messages_nobody_takes_holds_few_of_them(tls: Tls) -> Non
 
         metadata = (*one.access.metadata, (RING_METADATA, b"default/1/0"))
         call = channel.stream_stream(RING_METHOD)(messages(), metadata=metadata)
-        soon(lambda: len(inbox._messages) == ring_peers._MAX_WAITING, "it is full")
+        with inbox._changed:
+            full = lambda: len(inbox._messages) == ring_peers._MAX_WAITING  # noqa: E731
+            assert inbox._changed.wait_for(full, PATIENCE)
         again = channel.stream_stream(RING_METHOD)(iter([b""]), metadata=metadata)
         with pytest.raises(grpc.RpcError, match="does not form this group"):
             list(again)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from support.batches import MakeBatch
+from support.changes import Changes
 from support.fake_streams import PATIENCE, FakeDevice
 from support.small_cores import make_core, samples_of
 from torch import Tensor
@@ -54,25 +54,21 @@ class Publisher:
         self.free.set()
         self.begun: list[Version] = []
         self.published: list[tuple[Version, Any]] = []
+        self.changes = Changes()
         self.failure: Exception | None = None
 
     def publish(self, version: Version, tree: Any) -> None:
         self.begun.append(version)
+        self.changes.note()
         assert self.free.wait(PATIENCE)
         if self.failure is not None:
             raise self.failure
         self.published.append((version, tree))
+        self.changes.note()
 
     @property
     def versions(self) -> list[Version]:
         return [version for version, _ in self.published]
-
-
-def eventually(condition: Any) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def params(value: float) -> dict[str, dict[str, torch.Tensor]]:
@@ -94,7 +90,7 @@ def publishing(publisher: Publisher) -> Iterator[Publishing]:
 
 def test_weights_come_out_as_arrays(publisher: Publisher, publishing: Publishing) -> None:
     publishing.offer(Version(1, 1), params(2.0))
-    eventually(lambda: publisher.published)
+    publisher.changes.wait_for(lambda: publisher.published)
     ((version, tree),) = publisher.published
     assert version == (1, 1)
     np.testing.assert_array_equal(tree["weight"], np.float32([2, 2]))
@@ -105,13 +101,12 @@ def test_a_publisher_that_is_behind_skips_to_the_newest(
 ) -> None:
     publisher.free.clear()
     publishing.offer(Version(1, 1), params(1.0))
-    eventually(lambda: publisher.begun)
-    started = time.monotonic()
+    publisher.changes.wait_for(lambda: publisher.begun)
     for update in range(2, 100):
         publishing.offer(Version(1, update), params(update))
-    assert time.monotonic() - started < PATIENCE / 4, "offering never waits"
+    assert not publisher.published, "offering never waits"
     publisher.free.set()
-    eventually(lambda: len(publisher.published) == 2)
+    publisher.changes.wait_for(lambda: len(publisher.published) == 2)
     assert publisher.versions == [(1, 1), (1, 99)]
     assert publisher.published[1][1]["weight"][0] == 99
 
@@ -121,11 +116,11 @@ def test_versions_of_a_new_generation_come_after_those_of_the_old_one(
 ) -> None:
     publisher.free.clear()
     publishing.offer(Version(1, 7), params(1.0))
-    eventually(lambda: publisher.begun)
+    publisher.changes.wait_for(lambda: publisher.begun)
     publishing.offer(Version(1, 8), params(2.0))
     publishing.offer(Version(2, 7), params(1.0))
     publisher.free.set()
-    eventually(lambda: len(publisher.published) == 2)
+    publisher.changes.wait_for(lambda: len(publisher.published) == 2)
     assert publisher.versions == [(1, 7), (2, 7)]
 
 
@@ -134,7 +129,7 @@ def test_a_version_that_cannot_be_published_fails_the_next_one(
 ) -> None:
     publisher.failure = ValueError("no room")
     publishing.offer(Version(1, 1), params(1.0))
-    eventually(lambda: publishing._failure)
+    publishing._thread.join(PATIENCE)
     with pytest.raises(ValueError, match="no room"):
         publishing.offer(Version(1, 2), params(1.0))
 
@@ -146,7 +141,7 @@ def test_weights_are_copied_behind_their_update_and_sent_when_they_are_there(
     device.slow = True
     publishing = Publishing(publisher.publish, SideStream(CPU, device))
     publishing.offer(Version(1, 1), params(1.0))
-    eventually(lambda: device.awaited)
+    device.changes.wait_for(lambda: device.awaited)
     assert "publishing" in device.threads, "pinned memory is its own"
     made, copied = device.events
     assert made.stream is device.main
@@ -154,7 +149,7 @@ def test_weights_are_copied_behind_their_update_and_sent_when_they_are_there(
     assert device.awaited == [copied], "a thread waits for the copy alone"
     assert not publisher.begun
     copied.finish()
-    eventually(lambda: publisher.published)
+    publisher.changes.wait_for(lambda: publisher.published)
     publishing.close()
 
 

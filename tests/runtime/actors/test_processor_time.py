@@ -22,7 +22,7 @@ from support.hub_world import World
 
 from juggler.runtime.actors import attachment, hub
 from juggler.runtime.actors.attachment import BusyThreads
-from juggler.runtime.actors.hub import WorkerConnection, WorkerJoined, WorkerReplied
+from juggler.runtime.actors.hub import WorkerConnection, WorkerJoined, WorkerReplied, WorkerReported
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.processes import children, kill_children, process_descriptor
 from juggler.runtime.actors.requests import Histogram, RequestPool
@@ -261,13 +261,18 @@ def test_a_line_for_machines_is_one_object(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_hub_knows_when_it_heard_a_worker_and_how_much_memory_it_has(world: World) -> None:
     world.start(heartbeat_seconds=0.05)
-    attachment = world.attach()
-    attachment.device_bytes = lambda: 123
-    deadline = time.monotonic() + 60
-    while not (vitals := world.hub.vitals()) or not vitals["worker-0"].device_bytes:
-        assert time.monotonic() < deadline, vitals
-        time.sleep(0.02)
-    (vital,) = vitals.values()
+    attachment, asked = world.attach(), threading.Semaphore(0)
+
+    def device_bytes() -> int:
+        asked.release()
+        return 123
+
+    attachment.device_bytes = device_bytes
+    for _ in range(2):  # by the second time, the first heartbeat with it is on its way
+        assert asked.acquire(timeout=60)
+    attachment.report(attach_pb2.Refusal())
+    world.wait_for(WorkerReported)  # behind that heartbeat
+    (vital,) = world.hub.vitals().values()
     assert vital.device_bytes == 123
     assert 0 <= vital.seconds_silent < 60
     assert 0 < vital.cpu_seconds <= time.process_time()

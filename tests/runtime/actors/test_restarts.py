@@ -282,6 +282,7 @@ def test_what_a_command_has_started_ends_with_it(tmp_path: Path, end: str) -> No
     eventually(lambda: not Path(f"/proc/{below}").exists() or " Z " in _stat(below))
 
 
+@pytest.mark.slow
 def test_a_command_dies_with_the_process_that_started_it() -> None:
     script = (
         "import os; from juggler.runtime.actors.command_processes import CommandLine; "

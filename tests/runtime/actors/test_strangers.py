@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2
+from support.changes import SkippedTime
 from support.hub_world import World
-from support.sharing import soon
 
 from juggler.runtime.actors import attachment as attachment_module
 from juggler.runtime.actors import health as health_module
@@ -46,11 +46,12 @@ def test_one_stranger_too_many_ends_the_visit_that_has_lasted_longest() -> None:
 _ASKS = health_pb2.HealthCheckRequest().SerializeToString()
 
 
-def _read(call: Any) -> None:
+def _read(call: Any, ended: threading.Semaphore) -> None:
     """Read to the end, which reaches a client after all messages."""
     with suppress(grpc.RpcError):
         for _ in call:
             pass
+    ended.release()
 
 
 @pytest.mark.parametrize(
@@ -61,15 +62,16 @@ def test_calls_without_the_token_keep_no_worker_and_no_probe_out(
 ) -> None:
     for module, name in ((hub, "_MOST_STRANGERS"), (health_module, "MOST_ASKING")):
         monkeypatch.setattr(module, name, 4)
-    health, says = AsyncHealth(), SimpleQueue[Any]()
+    health, says, ended = AsyncHealth(), SimpleQueue[Any](), threading.Semaphore(0)
     world.start(token="secret", max_workers=8, services=(health,))
     world.address = world.tcp_address
     with grpc.insecure_channel(world.address) as channel:
         stay = channel.stream_stream(method)
         calls = [stay(chain(first, iter(says.get, None)), timeout=_SECONDS) for _ in range(12)]
         for call in calls:
-            threading.Thread(target=_read, args=(call,)).start()
-        soon(lambda: sum(call.is_active() for call in calls) <= 4, "the first have to go")
+            threading.Thread(target=_read, args=(call, ended)).start()
+        for _ in range(len(calls) - 4):
+            assert ended.acquire(timeout=_SECONDS), "the first have to go"
         for _ in range(3):
             attachment = world.attach(token="secret")
             assert world.wait_for(WorkerJoined).worker.incarnation == attachment.incarnation
@@ -173,7 +175,7 @@ def test_a_worker_comes_back_to_a_driver_that_has_no_room(
 ) -> None:
     handler, came = _busy_at_first(2, code)
     set_before: list[int] = []  # attempts
-    monkeypatch.setattr(worker, "_FIRST_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr(worker, "time", SkippedTime())
     monkeypatch.setattr(worker, "must_end", lambda seconds: set_before.append(len(came)))
     _come(Contact(serve(handler), timeout=60.0, reattach_seconds=60.0)).close()
     assert len(set(came)) == 3
@@ -181,12 +183,13 @@ def test_a_worker_comes_back_to_a_driver_that_has_no_room(
 
 
 def test_a_worker_gives_up_when_its_time_is_over(
-    serve: Callable[[Any], str],
+    serve: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(worker, "time", SkippedTime())
     handler, came = _busy_at_first(1000, grpc.StatusCode.RESOURCE_EXHAUSTED)
     address = serve(handler)
     with pytest.raises(DriverBusy, match="broke off: no room"):
-        _come(Contact(address, reattach_seconds=1.0))
+        _come(Contact(address, reattach_seconds=60.0))
     assert len(came) >= 2
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders
-from support.sharing import mapped, soon
+from support.sharing import disregard_memories
 from support.weights_learner import PATIENCE as WEIGHTS_PATIENCE
 from support.weights_learner import SIZE, Join, Learner, names_of, same
 
@@ -79,6 +78,7 @@ def subscribe(server: Learner) -> Iterator[Callable[..., WeightsSubscription]]:
     yield subscribe
     for subscription in subscriptions:
         subscription.close()
+        subscription._thread.join(PATIENCE)  # it waits only a moment itself
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def meeting() -> Iterator[Meeting]:
     """A place of this test's own, which is empty at the end."""
     made = Meeting(secrets.token_hex())
     yield made
-    soon(lambda: not names_of(made), "no process has a name of the meeting")
+    assert not names_of(made), "no process has a name of the meeting"
 
 
 @pytest.fixture
@@ -119,11 +119,4 @@ def publish(server: Learner) -> Callable[..., Version]:
 def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of any size go through shared memory, empty so far."""
     monkeypatch.setenv("JUGGLER_SHARED_MEMORY", "0")
-
-    def none_is_left() -> bool:
-        # gRPC's servers refer to themselves, and so to what came to those of other tests. They may
-        # only just be ending.
-        gc.collect()
-        return not mapped()
-
-    soon(none_is_left, "no other test has left memory")
+    disregard_memories()

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from support.sharing import lies_in_shared_memory, mapped, open_memories, soon
+from support.sharing import lies_in_shared_memory, mapped, open_memories
 from support.weights_learner import (
     CONTINUE,
     SIZE,
@@ -20,7 +20,7 @@ from support.weights_learner import (
     ReaderProcess,
     Seen,
     names_of,
-    readers_at,
+    readers_stay,
     relaying,
     same,
     weights_tree,
@@ -45,15 +45,16 @@ def test_a_learner_sends_weights_once_to_a_host(
     address = server.tcp_address if over == "tcp" else server.address
     readers = [join(address) for _ in range(5)]
     publish(*readers)
-    soon(lambda: readers_at(server) == 1, "one reader is left at the learner")
+    readers_stay(server, 1)
     assert len(relaying(readers)) == 1
     for _ in range(5):
         publish(*readers)
-    soon(lambda: readers_at(server) == 1, "one reader")
+    readers_stay(server, 1)
     late = join(address)
     publish(*readers, late)
-    soon(lambda: readers_at(server) == 1, "one that comes later reads from the others too")
-    soon(lambda: len(mapped()) == 1, "all of them have mapped one memory")
+    readers_stay(server, 1)  # one that comes later reads from the others too
+    while len(mapped()) > 1:  # all of them map one memory, once they have released the one before
+        publish(*readers, late)
 
 
 def test_a_slow_reader_gets_the_newest_version_and_none_in_between(meeting: Meeting) -> None:
@@ -100,7 +101,7 @@ class Host:
     def relay(self) -> ReaderProcess:
         """The relay, when all others have left the learner."""
         self.publish()
-        soon(lambda: readers_at(self.learner) == 1, "one reader is left at the learner")
+        readers_stay(self.learner, 1)
         seen = self.publish()
         (found,) = [each for each in self.readers if seen[each].relays]
         assert all(seen[each].follows for each in self.readers if each is not found)
@@ -142,7 +143,7 @@ def test_readers_leave_for_another_when_who_relays_leaves_in_order(
     readers = [join(server.tcp_address) for _ in range(4)]
     for _ in range(3):
         publish(*readers)
-        soon(lambda: readers_at(server) == 1, "one reader is left")
+        readers_stay(server, 1)
         (relay,) = relaying(readers)
         relay.close()
         readers.remove(relay)
@@ -154,13 +155,13 @@ def test_versions_do_not_go_back_when_another_relays(
 ) -> None:
     readers = [join() for _ in range(3)]
     version = publish(*readers)
-    soon(lambda: readers_at(server) == 1, "one reader is left")
+    readers_stay(server, 1)
     server.stop()
     server.start()  # it offers nothing yet
     relay = relaying(readers)[0]
     relay.close()
     readers.remove(relay)
-    soon(lambda: relaying(readers), "another relays")
+    server.changes.wait_for(lambda: relaying(readers), "no other one relays")
     for each in readers:
         assert each.newest is not None
         assert same(each.newest, version, SIZE)
@@ -184,23 +185,27 @@ def test_versions_that_nobody_has_are_let_go(
         assert reader.newest is not None
         return lies_in_shared_memory(reader.newest.tree["default"]["weight"])
 
-    soon(newest_is_shared, "they share memory")
+    while not newest_is_shared():
+        pass
     kept, version = reader.newest, publish(reader)
     first = version.update - 1
     for _ in range(60):
         publish(reader)
     assert kept is not None
     assert same(kept, Version(1, first), SIZE)
-    soon(lambda: len(mapped()) == 2, "the kept one and the newest")
+    while len(mapped()) > 2:  # the kept one and the newest
+        publish(reader)
     del kept
-    soon(lambda: len(mapped()) == 1 and open_memories() <= 2, "the newest alone")
+    while len(mapped()) > 1 or open_memories() > 2:  # the newest alone
+        publish(reader)
 
 
 def test_a_reader_that_keeps_all_versions_gets_bytes_in_the_end(
     publish: Callable[..., Version], subscribe: Subscribe
 ) -> None:
     reader, other = subscribe(), subscribe()
-    soon(lambda: publish(reader, other) and mapped(), "they share memory")
+    while not (publish(reader, other) and mapped()):
+        pass
     kept: list[Any] = []
     for _ in range(40):
         version = publish(reader, other)
@@ -226,7 +231,8 @@ def test_a_learner_without_memory_left_sends_bytes_and_its_readers_say_so(
 ) -> None:
     said: list[str] = []
     reader = subscribe(inline=said.append)
-    soon(lambda: publish(reader) and mapped(), "they share memory")
+    while not (publish(reader) and mapped()):
+        pass
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.changes import SkippedTime
 from support.learner_end import PATIENCE, LearnerEnd, Senders, tree
-from support.sharing import FURTHER, SIZE, mapped, send_each, soon
-from support.weights_learner import Join, Learner, names_of, readers_at, relaying
+from support.sharing import FURTHER, SIZE, mapped, send_each
+from support.weights_learner import Join, Learner, names_of, readers_stay, relaying
 
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.episodes.version import Version
@@ -80,7 +81,8 @@ def test_over_tcp_batches_lie_in_memory_if_both_ends_have_the_directory(
         send_each(senders, sender, next(FURTHER))
         return bool(mapped())
 
-    soon(lies_in_memory, "a batch lies in shared memory")
+    while not lies_in_memory():
+        pass
     learner.taken.clear()
     send_each(senders, sender, *range(1, 10))
     for frame in learner.taken:
@@ -93,12 +95,13 @@ def test_readers_of_weights_meet_in_the_directory(
 ) -> None:
     readers = [join(server.tcp_address) for _ in range(4)]
     publish(*readers)
-    soon(lambda: readers_at(server) == 1, "one reader is left at the learner")
+    readers_stay(server, 1)
     assert len(relaying(readers)) == 1
     publish(*readers)
     assert names_of(meeting) == [0]
     assert [each.name for each in shared.iterdir()] == [Path(memory_path(meeting.address(0))).name]
-    soon(lambda: len(mapped()) == 1, "all of them have mapped one memory")
+    while len(mapped()) > 1:  # all of them map one memory, once they have released the one before
+        publish(*readers)
 
 
 # -- sockets that are left behind -----------------------------------------------------------------
@@ -176,7 +179,7 @@ def test_a_socket_is_its_owners_alone(shared: Path) -> None:
 def test_a_directory_that_somebody_keeps_locked_is_an_error_and_no_wait_without_end(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_directory, "_TRIES", 3)
+    monkeypatch.setattr(shared_directory, "time", SkippedTime())
     held = os.open(shared, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -202,8 +205,8 @@ def test_no_reader_is_kept_from_weights_by_a_file_in_the_place_of_the_relay(
     readers = [join(server.tcp_address) for _ in range(2)]
     publish(*readers)
     publish(*readers)
-    soon(lambda: readers_at(server) == 2, "two readers")
-    soon(lambda: len(notes) == 2, "each says so once")
+    readers_stay(server, 2)
+    assert len(notes) == 2, "each says so once"
     assert all("not a socket" in each for each in notes)
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.learner_end import PATIENCE, LearnerEnd, Senders, header, tree
-from support.sharing import FURTHER, SIZE, begin_to_share, mapped, open_memories, send_each, soon
+from support.processes import eventually
+from support.sharing import FURTHER, SIZE, begin_to_share, mapped, open_memories, send_each
 
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.streams import memory_socket, shared_memory
@@ -36,7 +37,8 @@ pytestmark = pytest.mark.usefixtures("everything_is_large")
 A_SENDER = """
 import signal, sys
 from support.learner_end import Senders, header, tree
-from support.sharing import FURTHER, mapped, soon
+from support.processes import eventually
+from support.sharing import FURTHER, mapped
 senders = Senders()
 sender = senders.open(sys.argv[1])
 def send():
@@ -44,7 +46,7 @@ def send():
     sender.send(header(batch_id), tree(batch_id, int(sys.argv[2])))
     senders.wait_for(batch_id)
     return mapped()
-soon(send, "a batch lies in shared memory")
+eventually(send, "a batch lies in shared memory")
 for _ in range(8):
     send()
 print("sent", flush=True)
@@ -153,7 +155,7 @@ def test_batches_of_a_killed_writer_stay_and_then_nothing_is_left_of_it(
         np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, SIZE))
     del frame
     learner.taken.clear()
-    soon(lambda: not mapped() and not open_memories(), "no memory of the dead is left")
+    eventually(lambda: not mapped() and not open_memories(), "no memory of the dead is left")
 
 
 @pytest.mark.slow
@@ -167,13 +169,13 @@ def test_a_writer_shares_with_the_successor_of_a_killed_reader(
         send_each(senders, sender, next(FURTHER))
         return bool(mapped())
 
-    soon(shares, "it shares memory")
+    eventually(shares, "it shares memory")
     _kill(process)
-    soon(lambda: not mapped() and not open_memories(), "no memory is kept for the dead")
+    eventually(lambda: not mapped() and not open_memories(), "no memory is kept for the dead")
     learner = LearnerEnd(tmp_path)
     try:
         senders.send_until_one_arrives(sender, 20_000)
-        soon(shares, "it shares memory with the successor")
+        eventually(shares, "it shares memory with the successor")
     finally:
         learner.stop()
 
@@ -296,7 +298,8 @@ def test_what_goes_wrong_with_one_connection_ends_no_other(
     with monkeypatch.context() as patch:
         patch.setattr(SharedMemoryReader, "__init__", broken)
         sender = senders.open(learner.address)
-        soon(lambda: send_each(senders, sender, next(FURTHER)) or senders.inline, "it says why")
+        while not senders.inline:  # it says why
+            send_each(senders, sender, next(FURTHER))
     assert "ValueError: no reader today" in capsys.readouterr().err
     begin_to_share(learner, senders)
 

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import pytest
 import xxhash
-from support.sharing import soon
 from support.weights_learner import (
     LARGE,
     METADATA,
@@ -20,7 +19,7 @@ from support.weights_learner import (
     Learner,
     Scripted,
     read_weights,
-    readers_at,
+    readers_stay,
     same,
     subscribe_by_hand,
     weights_frame,
@@ -235,7 +234,7 @@ def test_a_thread_that_breaks_is_heard_of_by_whoever_asks_for_weights(
     with pytest.raises(TypeError, match="not callable") as waiting:
         subscription.wait_for(version, PATIENCE)
     assert "_receive" in [frame.name for frame in waiting.traceback], "where it was"
-    soon(lambda: readers_at(server) == 0, "its call has ended")
+    readers_stay(server, 0)  # its call has ended
     with pytest.raises(TypeError, match="not callable"):
         _ = subscription.newest
 
