@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from juggler.envrunner.agent_returns import AgentReturns, add_returns
+from juggler.envrunner.environments.accepted_vector import on_device, on_host
 from juggler.envrunner.environments.action_masks import LegalActions, ObservedChoices
 from juggler.envrunner.environments.autoreset import autoreset_mode, last_observation
 from juggler.envrunner.environments.vector import reset_environments
@@ -468,7 +470,12 @@ def evaluate(
         choices.require(tree, place)
         if legal is not None:
             legal.require(tree[ACTION_MASK], step, "an evaluation", group.idle)
-        return [policy.act(tree, first=group.first, explore=explore, keep=False).sent]
+        first, device = group.first, policy.device
+        if device is not None:
+            tree, first = on_device(tree, device), on_device(first, device)
+        with torch.no_grad():
+            sent = policy.act(tree, first=first, explore=explore, keep=False).sent  # [N, ...]
+        return [on_host(sent)]
 
     envs = GymnasiumTurns(env)
     ended = whole_episodes(envs, act, episodes, seed, watch, most_steps=most_steps)

@@ -11,15 +11,7 @@ from torch import nn
 
 from juggler.runtime.modules import numpy_pass
 from juggler.runtime.modules.array_module import ArrayModule
-from juggler.runtime.modules.models import (
-    ActorCritic,
-    DeterministicActorCritic,
-    ImplicitActorCritic,
-    QNetwork,
-    SoftActorCritic,
-    exploration_of,
-    with_own_exploration,
-)
+from juggler.runtime.modules.models import ActorCritic, ImplicitActorCritic, SoftActorCritic
 from juggler.runtime.modules.numpy_pass import LiveWeights, _Categorical
 from juggler.runtime.wire.structures import tree_map
 
@@ -84,25 +76,8 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         ACTIONS["dict"],
         {},
     ),
-    "dqn": (QNetwork, NUMBERS, ACTIONS["discrete"], {}),
-    "dqn, mask": (QNetwork, masked(spaces.MultiBinary(5)), ACTIONS["discrete"], {}),
-    "dqn, atoms": (QNetwork, masked(spaces.MultiBinary(5)), ACTIONS["discrete"], {"atoms": 11}),
-    "dqn, dueling": (
-        QNetwork,
-        masked(spaces.MultiBinary(5)),
-        ACTIONS["discrete"],
-        {"dueling": True, "activation": "relu"},
-    ),
-    "dqn, dueling, atoms, lstm": (
-        QNetwork,
-        NUMBERS,
-        ACTIONS["discrete"],
-        {"dueling": True, "atoms": 11, "recurrent": "lstm"},
-    ),
-    "dqn, gru": (QNetwork, NUMBERS, ACTIONS["discrete"], {"recurrent": "gru"}),
     "sac": (SoftActorCritic, TREE, BOX, {}),
     "sac, discrete": (SoftActorCritic, NUMBERS, ACTIONS["discrete"], {}),
-    "td3": (DeterministicActorCritic, TREE, BOX, {}),
 }
 
 
@@ -135,6 +110,8 @@ def test_a_module_in_numpy_does_what_it_does_in_torch(case: str) -> None:
                 spec(torch.tensor(inputs)).log_prob(chosen) for inputs in (got.inputs, expected[1])
             )
         np.testing.assert_allclose(logp, its, rtol=1e-4, atol=1e-4)
+    if type(spec) not in numpy_pass._SHIPPED:  # bits and Dicts are drawn in torch
+        return
     with WithoutTorch():  # not even one operation of a distribution
         arrays.explore(observations, states, noise)
         arrays.infer(observations, states)
@@ -214,23 +191,6 @@ def test_code_of_ones_own_acts_in_torch_without_a_word(change: Any) -> None:
         arrays.infer(observations, {})
 
 
-@pytest.mark.parametrize("rows", [1, 64])
-@pytest.mark.parametrize("case", ["dqn", "dqn, mask", "dqn, gru", "td3"])
-def test_rows_that_explore_each_in_their_own_way_need_no_torch(case: str, rows: int) -> None:
-    kind, space, actions, model = CASES[case]
-    module, _ = built(kind, space, actions, **model)
-    with_own_exploration(module, rows)
-    module.get_buffer(exploration_of(module)).uniform_(0.1, 0.9)
-    arrays = ArrayModule(module, rows)
-    noise = module.action_distribution().draw_noise((rows,)).numpy()
-    sure(arrays, seen(space, 1, rows), noise, rows)
-    states = arrays.initial_states(rows)
-    with WithoutTorch():
-        arrays.explore(seen(space, 2, rows), states, noise)
-        arrays.infer(seen(space, 2, rows), states)
-    assert not arrays.note
-
-
 # NumPy is believed only after torch has said the same.
 
 
@@ -266,7 +226,7 @@ def test_a_pass_that_does_something_else_is_given_up_before_it_has_acted(
     monkeypatch.setitem(numpy_pass._LAYERS, nn.Linear, off_by(0.01, [*range(99)]))
     arrays = ArrayModule(module)
     assert all(same_as_torch(arrays, twin, step) for step in range(5))
-    assert arrays.differed
+    assert arrays.note
     expected = "ActorCritic acts in torch from now on, since NumPy gave other results: "
     assert arrays.note == expected + "its inputs differ by 0.01"
 
@@ -318,7 +278,7 @@ def test_weights_that_do_not_reach_numpy_are_found_with_the_first_new_ones(
     arrays.load(weights)
     twin.load_state_dict({name: torch.tensor(each) for name, each in weights.items()})
     assert all(same_as_torch(arrays, twin, step) for step in range(3))
-    assert arrays.differed
+    assert arrays.note
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -393,7 +353,7 @@ def test_a_failure_of_numpy_alone_goes_on_in_torch(monkeypatch: pytest.MonkeyPat
     assert same_as_torch(arrays, twin, 0)
     monkeypatch.setattr(_Categorical, "sample", lambda *_: [][0])
     assert same_as_torch(arrays, twin, 1)
-    assert arrays.differed
+    assert arrays.note
     assert "NumPy fails (IndexError" in arrays.note
 
 
