@@ -507,7 +507,6 @@ def play_whole_episodes(
         EnvironmentFailed: as `whole_episodes`.
     """
     from juggler.envrunner.multi_agent.line_up import Players
-    from juggler.envrunner.multi_agent.module_slots import merged_actions
 
     played_by = {agent: each.role.module_id for each in modules for agent in each.role.agents}
     players = Players(envs.num_envs, envs.agents, played_by)
@@ -520,13 +519,22 @@ def play_whole_episodes(
             players.line_up(line_up)
             for slots in modules:
                 slots.line_up(line_up)
-        # All modules act on the same turn.
-        parts: list[list[tuple[ModuleSlots, Any]]] = [[] for _ in turn.groups]
-        for slots in modules:
-            group = slots.role.group
-            parts[group].append((slots, slots.act_deterministically(turn.groups[group])))
-        groups = zip(turn.groups, envs.groups, parts, strict=True)
-        return [merged_actions(turn, group.action_space, part) for turn, group, part in groups]
+        return actions_of(envs, modules, turn)
 
     ended = whole_episodes(envs, act, episodes, seed, watch, most_steps=most_steps)
     return _played(ended, episodes, goal, envs.agents, players)
+
+
+def actions_of(
+    envs: MultiAgentEnvs, modules: Sequence[ModuleSlots], turn: Turn, *, explore: bool = False
+) -> list[Any]:
+    """Choose a turn's unrecorded actions, for `MultiAgentEnvs.step`."""
+    from juggler.envrunner.multi_agent.module_slots import merged_actions
+
+    # All modules act on the same turn.
+    parts: list[list[tuple[ModuleSlots, Any]]] = [[] for _ in turn.groups]
+    for slots in modules:
+        group = slots.role.group
+        parts[group].append((slots, slots.act_unrecorded(turn.groups[group], explore)))
+    groups = zip(turn.groups, envs.groups, parts, strict=True)
+    return [merged_actions(turn, group.action_space, part) for turn, group, part in groups]

@@ -276,10 +276,10 @@ class ModuleSlots:
             paced.pause(self.acting)
         return paced.act(self.acting, recorded, self._seen, self._kept)
 
-    def act_deterministically(self, turn: GroupTurn) -> Any:
-        """Act without exploration -> actions in the order of `acting`.
+    def act_unrecorded(self, turn: GroupTurn, explore: bool) -> Any:
+        """Act without recording -> actions in the order of `acting`.
 
-        Replaces `take` and `act`, and records nothing.
+        Replaces `receive` and `act`.
         """
         self.acting, self.where = self._mine(turn.acting)
         self._shown = None
@@ -291,7 +291,7 @@ class ModuleSlots:
         first = turn.first[self.where]  # [B]
         if not first.all():
             self.policy.rewarded(turn.rewards[self.where][~first], self.acting[~first])
-        return self.policy.act(seen, self.acting, first, explore=False).sent
+        return self.policy.act(seen, self.acting, first, explore=explore, keep=False).sent
 
     def result(self) -> TrainedResult | NonFiniteBatch:
         """Return the batch of this round: the oldest complete rows."""
