@@ -453,7 +453,7 @@ class RandomActions:
 
     draws, distribution = False, None
     blank_inputs = np.zeros(0, np.float32)
-    note, differed, names = "", False, ()
+    note, names = "", ()
 
     def __init__(self, action_space: Space[Any], seed: int = 0) -> None:
         self.module = self
