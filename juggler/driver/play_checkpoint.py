@@ -329,7 +329,7 @@ def _play_together(
                 else parts(module_id, *spaces)
             )
             policy = Actor(built, 1, 0, seed, module_to_env, connectors)
-            modules.append(ModuleSlots(role, envs.num_envs, envs.agents, policy, connectors, 1, 0))
+            modules.append(ModuleSlots(role, envs.num_envs, envs.agents, policy, 1, 0))
         # "random" has neither a table nor weights.
         modules += [
             ModuleSlots.at_random(role, envs.num_envs, envs.agents, 1, seed)
@@ -515,8 +515,7 @@ class _Seats:
             )
         _must_fit(policy, given, role.spaces)
         policy.seed(seed)
-        parts = policy.actor(), policy.env_to_module
-        return ModuleSlots(role, envs.num_envs, envs.agents, *parts, 1, 0)
+        return ModuleSlots(role, envs.num_envs, envs.agents, policy.actor(), 1, 0)
 
     def _policy(self, player: str) -> Policy:
         from juggler.policies.policy import load_policy

@@ -23,7 +23,6 @@ from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.weights import WEIGHTS
 from juggler.runtime.connectors.mergeable_state import check
-from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import put, take, to_tree, zeros
 from juggler.runtime.wire.trees import Tree
@@ -222,8 +221,8 @@ class PlayedEpisodes(NamedTuple):
     agent_returns: AgentReturns
 
 
-def load_tree(module_id: str, tree: Any, policy: Actor, connectors: EnvToModule) -> None:
-    """Load a module's part of a checkpoint into policy and connectors.
+def load_tree(module_id: str, tree: Any, policy: Actor) -> None:
+    """Load a module's part of a checkpoint, with its connectors' state.
 
     Raises:
         ValueError: weights of the module are missing, or do not fit.
@@ -236,7 +235,7 @@ def load_tree(module_id: str, tree: Any, policy: Actor, connectors: EnvToModule)
         )
     policy.load({name: weights[name] for name in policy.names})
     if learned := check(tree[CONNECTORS]):
-        connectors.set_state(learned)
+        policy.connectors.set_state(learned)
 
 
 class Episode(NamedTuple):
@@ -450,8 +449,7 @@ def evaluate(
     Raises:
         EnvironmentFailed: as `whole_episodes`.
     """
-    connectors = policy.connectors or EnvToModule({}, {}, env.single_observation_space)
-    seen = connectors.observation_space
+    seen = policy.connectors.observation_space
     legal = LegalActions.of(seen, env.single_action_space)
     choices = ObservedChoices(seen, "an evaluation")
     step = -1
@@ -466,7 +464,7 @@ def evaluate(
         # Nothing has acted before the first turn.
         if step:
             policy.rewarded(group.rewards)
-        tree: Any = choices.through(connectors, group.observations, place)  # [N, ...]
+        tree: Any = choices.through(policy.connectors, group.observations, place)  # [N, ...]
         choices.require(tree, place)
         if legal is not None:
             legal.require(tree[ACTION_MASK], step, "an evaluation", group.idle)

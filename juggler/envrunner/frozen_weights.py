@@ -8,7 +8,6 @@ from __future__ import annotations
 from juggler.envrunner.evaluation import load_tree
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.weights import tree_digest
-from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.wire.frames import FrameReader
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
@@ -46,14 +45,13 @@ class FrozenWeights:
         ids = self._trees.keys() - self._due
         return {module_id: self._trees.pop(module_id)[0] for module_id in ids}
 
-    def load(self, module_id: str, digest: str, policy: Actor, connectors: EnvToModule) -> None:
+    def load(self, module_id: str, digest: str, policy: Actor) -> None:
         """Load received weights into a module.
 
         Args:
             module_id: of the module.
             digest: of the expected weights.
-            policy: receives the weights.
-            connectors: receive their learned state.
+            policy: receives the weights, and its connectors their learned state.
 
         Raises:
             ValueError: the weights are missing, have another digest, or do not fit the module.
@@ -65,4 +63,4 @@ class FrozenWeights:
                 f"the weights of module {module_id!r} are not the ones that this run plays with: "
                 f"their digest is {found}, and must be {digest}"
             )
-        load_tree(module_id, tree, policy, connectors)
+        load_tree(module_id, tree, policy)

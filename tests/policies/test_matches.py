@@ -26,7 +26,6 @@ from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.policies.matches import MatchRecord, PlayedMatch, play_matches, records
 from juggler.runtime.acting.actor import Actor, RandomActions
 from juggler.runtime.checkpoints.checkpoint import read, write
-from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import first_leaf
 
@@ -51,8 +50,7 @@ def always(envs: MultiAgentEnvs, actions: Mapping[str, int]) -> list[ModuleSlots
         module = Always(group.observation_space, group.action_space, {})
         module.action = action
         role = Role(agent, (agent,), number, group)
-        plain = EnvToModule({}, {}, group.observation_space)
-        made.append(ModuleSlots(role, envs.num_envs, envs.agents, Actor(module), plain, 1, 0))
+        made.append(ModuleSlots(role, envs.num_envs, envs.agents, Actor(module), 1, 0))
     return made
 
 

@@ -180,13 +180,15 @@ class Actor:
         steps: T of a fragment, whose noise is drawn at once; 0: no fragments.
         seed: of the noise.
         module_to_env: maps chosen actions to the environments'; none: clips them to Box bounds.
-        connectors: connectors with contexts add earlier steps; none: nothing is added.
+        connectors: from the environments to the module; its contexts add earlier steps. None: the
+            module sees the environments' observations.
         device: of observations and actions, which are tensors, without contexts; None: arrays.
         shared: whether other code may change the module's weights.
 
     Attributes:
         module: as given.
-        connectors: as given.
+        connectors: from the environments to the module. The caller applies them to observations;
+            `act` adds the contexts.
         module_to_env: from chosen actions to the environments'.
         memory: states and contexts of each row.
         remembers: whether acting depends on earlier steps, so that `act` needs `first`.
@@ -209,7 +211,8 @@ class Actor:
         device: torch.device | None = None,
         shared: bool = False,
     ) -> None:
-        self.module, self.connectors, self.device = module, connectors, device
+        self.module, self.device = module, device
+        self.connectors = connectors or EnvToModule({}, {}, module.observation_space)
         self._acting: ActingModule
         space = module.space if isinstance(module, RandomActions) else module.action_space
         clips = []
@@ -224,7 +227,7 @@ class Actor:
             self._acting = module
         self.module_to_env = module_to_env or ModuleToEnv(clips, space, space)
         self.memory = RowMemory()
-        contexts = {} if connectors is None or device is not None else connectors.contexts
+        contexts = {} if device is not None else self.connectors.contexts
         self._contexts = Contexts(contexts, self.memory)
         self._has_state = bool(self._acting.initial_states(1))
         self.remembers = self._has_state or bool(contexts)
@@ -455,6 +458,8 @@ class RandomActions:
     blank_inputs = np.zeros(0, np.float32)
     note, names = "", ()
 
+    observation_space = spaces.Dict()  # of which it reads only a mask
+
     def __init__(self, action_space: Space[Any], seed: int = 0) -> None:
         self.module = self
         self.space = deepcopy(action_space)  # a space has its own generator
@@ -513,6 +518,12 @@ class RandomActions:
 
     def infer(self, observations: Any, states: Any) -> ActingStep:
         return self.explore(observations, states)  # no action is better than any other
+
+
+def random_actor(observation_space: Space[Any], action_space: Space[Any], seed: int = 0) -> Actor:
+    """Return an actor that draws legal actions at random."""
+    connectors = EnvToModule({}, {}, observation_space)
+    return Actor(RandomActions(action_space), seed=seed, connectors=connectors)
 
 
 def noise_seed(seed: int) -> int:

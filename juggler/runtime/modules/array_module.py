@@ -85,10 +85,12 @@ class TensorModule:
     note = ""
 
     def __init__(self, module: RLModule, rows: int = 1, device: torch.device | None = None) -> None:
-        self.module, self.action_space = module.eval(), module.action_space
+        self.module = module.eval()
+        self.observation_space, self.action_space = module.observation_space, module.action_space
         self._device = device
         self._named = weights_of(module)
         self.begin()
+        # The outputs of a pass show what the module returns, and its specs are checked.
         blank: Any = zeros(module.observation_space, (rows,))  # [N, ...]
         observations = tree_map(lambda leaf: as_tensor(leaf).to(device), blank)
         states = tree_map(lambda x: x.to(device), initial_states(module, rows))  # [N, ...]
