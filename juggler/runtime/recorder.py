@@ -249,8 +249,6 @@ _UNREPEATABLE = {
     torch.Tag.dynamic_output_shape,  # shapes depend on numbers
     torch.Tag.nondeterministic_seeded,  # random draws
 }
-#: oneDNN's LSTM rounds differently by the addresses of its inputs.
-_ROUNDS_BY_ADDRESS = "aten::mkldnn_rnn_layer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +305,6 @@ class _Watch(_Mode):  # type: ignore[misc]
             return outputs
         each = outputs if isinstance(outputs, list | tuple) else [outputs]
         self.is_repeatable &= all(x is None or isinstance(x, Tensor) for x in each)
-        self.is_repeatable &= func.name() != _ROUNDS_BY_ADDRESS
         if not _UNREPEATABLE.isdisjoint(func.tags):
             self.is_repeatable &= _is_indexed_by_numbers(func, args)
         if self.is_repeatable:
@@ -380,17 +377,19 @@ class _Script:
         self.constants: list[Tensor] = []
         self._graph: Any = torch._C.Graph()
         self._values = {id(x): self._graph.addInput() for x in inputs}
+        self._same: dict[int, Tensor] = {}  # by id: the tensor that represents another one
         self._kept: list[_Operation] = []  # keeps ids unique
 
     def add(self, operations: list[_Operation], outputs: list[Tensor]) -> bool:
         """Add the operations of these outputs; return whether all are known."""
         self._kept = operations
-        readers = Counter(map(id, outputs))
+        operations = self._needed(self._distinct(operations), outputs)
+        readers = Counter(id(self._one(x)) for x in outputs)
         for each in operations:
-            readers.update({id(x) for x in each.read})
+            readers.update({id(self._one(x)) for x in each.read})
         products = {id(x): x for each in operations if each.func in _PRODUCTS for x in each.made}
         for each in operations:
-            over = each.args[0] if each.args else None
+            over = self._one(each.args[0]) if each.args else None
             if id(over) in products and readers[id(over)] == 1:
                 each = _written_over(products[id(over)], each)
             if not self._add(each):
@@ -404,6 +403,39 @@ class _Script:
         self._graph.registerOutput(self._made("prim::TupleConstruct", values, kind))
         self._kept = []
         return torch._C._create_function_from_graph("recorded_operations", self._graph)
+
+    def _one(self, x: Any) -> Any:
+        return self._same.get(id(x), x)
+
+    def _distinct(self, operations: list[_Operation]) -> list[_Operation]:
+        """Remove operations that return an earlier tensor, without gradients."""
+        transposed: dict[int, Tensor] = {}
+        distinct = []
+        for each in operations:
+            func, out = each.func, each.outputs
+            x: Any = self._one(each.args[0]) if each.args else None
+            if func is _aten.detach.default or (
+                func is _aten.view.default and out.shape == x.shape
+            ):
+                self._same[id(out)] = x
+            elif func is _aten.t.default and id(x) in transposed:
+                # Gradients transpose again what the forward pass has transposed.
+                self._same[id(out)] = transposed[id(x)]
+            else:
+                distinct.append(each)
+                if func is _aten.t.default:
+                    transposed |= {id(x): out, id(out): x}
+        return distinct
+
+    def _needed(self, operations: Sequence[_Operation], outputs: list[Tensor]) -> list[_Operation]:
+        """Keep operations that outputs depend on, or that change a tensor."""
+        read = {id(self._one(x)) for x in outputs}
+        needed = []
+        for each in reversed(operations):
+            if each.func._schema.is_mutable or not read.isdisjoint(map(id, each.made)):
+                needed.append(each)
+                read.update(id(self._one(x)) for x in each.read)
+        return needed[::-1]
 
     def _add(self, operation: _Operation) -> bool:
         schema: Any = _schema_of(operation)
@@ -435,6 +467,7 @@ class _Script:
         return True
 
     def _value_of(self, x: Tensor) -> Any:
+        x = self._one(x)
         if id(x) not in self._values:
             self.constants.append(x)
             self._values[id(x)] = self._graph.addInput()

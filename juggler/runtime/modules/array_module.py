@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from juggler.runtime.modules.numpy_pass import (
     LiveWeights,
     NotKnown,
     NumpyPass,
+    Use,
     array_distribution,
     as_array,
     as_tensor,
@@ -37,7 +38,6 @@ from juggler.runtime.recorder import Recordings
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
-Use = Literal["exploration", "inference"]
 _USES: tuple[Use, ...] = get_args(Use)
 
 #: Maximum difference between results of NumPy and torch, relative and absolute.
@@ -176,10 +176,10 @@ class TensorModule:
 class ArrayModule(TensorModule):
     """An `RLModule` that acts on NumPy arrays, one step at a time.
 
-    The default module and SAC's act in NumPy, unless they have convolutions. The first observations
-    after the module was built, and after 1, 2, 4, 8, … changes of its weights, also go through
-    torch. If two consecutive comparisons differ by more than 1e-4, torch acts from then on. Results
-    equal torch's up to rounding.
+    Built-in modules act in NumPy, unless they have convolutions. The first observations after the
+    module was built, and after 1, 2, 4, 8, … changes of its weights, also go through torch. If two
+    consecutive comparisons differ by more than 1e-4, torch acts from then on. Results equal
+    torch's up to rounding.
 
     Other modules act in torch. Its operations are recorded, if all code is Juggler's, torch's or
     `may_act_in_numpy`: see `Recordings`.
@@ -203,26 +203,26 @@ class ArrayModule(TensorModule):
         kept: list[Any] = [x for p in module.modules() for x in (p._parameters, p._buffers)]
         # A scripted part stores its tensors elsewhere.
         self._places = [(k, n) for k in kept if isinstance(k, dict) for n in k if k[n] is not None]
-        self._make_pass()
+        self._make_passes()
 
-    def _make_pass(self) -> None:
-        """Make the NumPy pass for the module's current tensors."""
+    def _make_passes(self) -> None:
+        """Make NumPy passes for the module's current tensors."""
         self._memory = self._pointers()
         self._storages = {kept[n].untyped_storage().data_ptr() for kept, n in self._places}
         self._named = weights_of(self.module)
         self._live = LiveWeights(self._shared)
-        self._in_numpy: NumpyPass | None = None
-        self._unsure = set(_USES)  # results to compare with torch at the next call
-        if self.distribution is not None and not self.module.check_specs:
+        self._in_numpy: dict[Use, NumpyPass] = {}
+        self._unsure = set(_USES)  # passes to compare with torch at the next call
+        for use in _USES if self.distribution is not None and not self.module.check_specs else ():
             with suppress(NotKnown):
-                self._in_numpy = numpy_pass(self.module, self._on_arrays, self._live)
+                self._in_numpy[use] = numpy_pass(self.module, use, self._on_arrays, self._live)
 
     def _pointers(self) -> list[int]:
         """Return the addresses of the weights."""
         return [kept[name].data_ptr() for kept, name in self._places]
 
     def __reduce__(self) -> Any:
-        """Rebuild when copied: a NumPy pass belongs to one module."""
+        """Rebuild when copied: NumPy passes belong to one module."""
         return ArrayModule, (self.module, self._rows, self._shared)
 
     def begin(self) -> None:
@@ -237,8 +237,8 @@ class ArrayModule(TensorModule):
     @np.errstate(all="ignore")  # as in torch: runners check results
     def _step(self, use: Use, observations: Any, states: Any, noise: Any) -> ActingStep:
         if self._shared and self._pointers() != self._memory:
-            self._make_pass()
-        in_numpy = self._in_numpy
+            self._make_passes()
+        in_numpy = self._in_numpy.get(use)
         if in_numpy is None or self.module.check_specs:
             return self._in_torch(use, observations, states, noise)
         # A comparison costs a pass in torch, so comparisons become rarer.
@@ -269,13 +269,13 @@ class ArrayModule(TensorModule):
         # Names of inputs tell the recordings of both passes apart.
         given = {use: {OBSERVATIONS: seen, STATES: before} if before else {OBSERVATIONS: seen}}
         # Comparisons with NumPy are rare, and checks of specs are no operations.
-        if self._in_numpy or self.module.check_specs or self._recordings is None:
+        if use in self._in_numpy or self.module.check_specs or self._recordings is None:
             outputs = self._forward(given)
         else:
             outputs = self._recordings(self._forward, given, self._memory)
         found = outputs.get(ACTION_DIST_INPUTS)
         inputs = None if found is None else in_array(found)  # [N, D]
-        if self._in_numpy or inputs is None or ACTIONS in outputs:
+        if use in self._in_numpy or inputs is None or ACTIONS in outputs:
             actions = self._torch_actions(use, outputs, noise)
         else:
             actions = self._actions(use, inputs, noise)
@@ -328,7 +328,7 @@ class ArrayModule(TensorModule):
 
     def _give_up(self, why: str) -> None:
         assert self.distribution is not None
-        self._in_numpy, self._on_arrays = None, ArrayDistribution(self.distribution)
+        self._in_numpy, self._on_arrays = {}, ArrayDistribution(self.distribution)
         self.note = (
             f"{type(self.module).__name__} acts in torch from now on, since NumPy gave "
             f"other results: {why}"

@@ -1,15 +1,14 @@
-"""The default module and SAC's without convolutions, and distributions, in NumPy.
+"""Small built-in layers, modules and distributions in NumPy.
 
-For a few hundred rows they take half of the time of recorded torch. Modules of DQN and TD3 would
-gain less than 5 % of a run's speed here, because their learners take nearly all of the time. Parts
-are found by exact class, since a subclass may differ.
+For a few rows they take a fraction of torch's time. They are found by exact class, since a
+subclass may differ. TD3's module is missing: nearly all of its runs' time is the learner's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,14 +22,25 @@ from juggler.runtime.modules.distributions.base import (
     SquashedGaussianSpec,
     illegal_logit,
 )
-from juggler.runtime.modules.distributions.for_space import CategoricalSpec, MultiCategoricalSpec
+from juggler.runtime.modules.distributions.for_space import (
+    BernoulliSpec,
+    CategoricalSpec,
+    CompositeSpec,
+    MultiCategoricalSpec,
+)
 from juggler.runtime.modules.encoders import NumberEncoder, OneHotEncoder, TreeEncoder
-from juggler.runtime.modules.layers import MLP, FreeLogStd, Linear, RecurrentCore, Tanh
-from juggler.runtime.modules.models import LOG_STD_LIMITS, ActorCritic, SoftActorCritic
+from juggler.runtime.modules.layers import MLP, DuelingHead, FreeLogStd, Linear, RecurrentCore, Tanh
+from juggler.runtime.modules.models import (
+    LOG_STD_LIMITS,
+    ActorCritic,
+    QNetwork,
+    SoftActorCritic,
+)
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import tree_map
 
 Array = NDArray[Any]
+Use = Literal["exploration", "inference"]
 
 
 def as_array(tensor: Tensor) -> Array:
@@ -255,6 +265,19 @@ def _free_log_std(head: FreeLogStd, live: LiveWeights) -> _Layer:
     return run
 
 
+def _dueling(head: DuelingHead, live: LiveWeights) -> _Layer:
+    value, advantages = _layer(head.value, live), _layer(head.advantages, live)
+    actions, shape = np.float32(head.shape[0]), head.shape
+
+    def run(features: Array) -> Array:
+        above = advantages(features).reshape(-1, *shape)  # [N, n, K]
+        found = value(features)[:, None] + above  # [N, n, K]
+        found -= np.add.reduce(above, 1, keepdims=True) / actions
+        return found.reshape(len(found), -1)  # [N, n K]
+
+    return run
+
+
 _LAYERS: dict[type[nn.Module], Callable[[Any, LiveWeights], _Layer]] = {
     Linear: _linear,
     nn.Linear: _linear,
@@ -269,6 +292,7 @@ _LAYERS: dict[type[nn.Module], Callable[[Any, LiveWeights], _Layer]] = {
     OneHotEncoder: _one_hot,
     TreeEncoder: _tree,
     FreeLogStd: _free_log_std,
+    DuelingHead: _dueling,
 }
 
 
@@ -286,42 +310,41 @@ def _sigmoid(x: Array) -> Array:
 NumpyPass = Callable[[Any, Any], tuple[Array, Any]]
 
 
-#: Passes that have a NumPy version, and other methods that no subclass may override.
-_PASSES = (ActorCritic._forward, SoftActorCritic._forward)
-_OF_BASE = (
-    "forward_exploration",
-    "forward_inference",
-    "_forward_exploration",
-    "_forward_inference",
-    "_guarded",
-)
-
-
-def numpy_pass(module: Any, distribution: ArrayDistribution, live: LiveWeights) -> NumpyPass:
-    """Return the exploring and inferring pass of an `RLModule` in NumPy.
+def numpy_pass(
+    module: RLModule, use: Use, distribution: ArrayDistribution, live: LiveWeights
+) -> NumpyPass:
+    """Return a pass of a module in NumPy.
 
     Raises:
         NotKnown: there is no NumPy version.
     """
-    kind: Any = type(module)
+    kind = type(module)
+    method = getattr(kind, f"_forward_{use}")
+    if method is getattr(RLModule, f"_forward_{use}"):
+        method = kind._forward
     # A subclass with its own pass computes something else.
-    changed = any(getattr(kind, name) is not getattr(RLModule, name) for name in _OF_BASE)
-    if changed or kind._forward not in _PASSES:
+    changed = any(
+        getattr(kind, n) is not getattr(RLModule, n) for n in (f"forward_{use}", "_guarded")
+    )
+    if changed or method not in _PASSES or _overrides(kind, method):
         raise NotKnown(kind.__name__)
-    remember, head = _remembered(module, live), _layer(module.policy_head, live)
-    clamped, (low, high) = getattr(module, "_log_std", 0), LOG_STD_LIMITS  # of SAC
+    inner = _PASSES[method](module, distribution, live)
+    if not module._masked:
+        return inner
 
-    def run(observations: Any, states: Any) -> tuple[Array, Any]:
-        features, states = remember(observations, states)  # [N, F]
-        inputs = head(features)  # [N, D]
-        if clamped:
-            log_std = inputs[:, -clamped:]  # [N, M]
-            np.minimum(np.maximum(log_std, low, out=log_std), high, out=log_std)
-        if module._masked:
-            inputs = distribution.mask(inputs, observations[ACTION_MASK])
-        return inputs, states
+    def masked(observations: Any, states: Any) -> tuple[Array, Any]:
+        inputs, states = inner(observations, states)  # [N, D]
+        return distribution.mask(inputs, observations[ACTION_MASK]), states
 
-    return run
+    return masked
+
+
+def _overrides(kind: type[RLModule], method: Any) -> bool:
+    """Return whether a subclass overrides a pass that shipped code calls."""
+    above = next(each for each in kind.__mro__ if method in vars(each).values())
+    below = kind.__mro__[: kind.__mro__.index(above)]
+    passes = {"_forward", "_forward_exploration", "_forward_inference"}
+    return any(passes & {*vars(each)} for each in below)
 
 
 def _remembered(module: Any, live: LiveWeights) -> NumpyPass:
@@ -375,6 +398,80 @@ def _gru(layer: Any, live: LiveWeights) -> NumpyPass:
     return run
 
 
+def _actor_critic(module: ActorCritic, _: Any, live: LiveWeights) -> NumpyPass:
+    remember, head = _remembered(module, live), _layer(module.policy_head, live)
+
+    def run(observations: Any, states: Any) -> tuple[Array, Any]:
+        features, states = remember(observations, states)  # [N, F]
+        return head(features), states
+
+    return run
+
+
+def _soft(module: SoftActorCritic, _: Any, live: LiveWeights) -> NumpyPass:
+    encode, head = _layer(module.encoder, live), _layer(module.policy_head, live)
+    count, (low, high) = module._log_std, LOG_STD_LIMITS
+
+    def run(observations: Any, states: Any) -> tuple[Array, Any]:
+        inputs = head(encode(observations))  # [N, D]
+        if count:
+            log_std = inputs[:, -count:]  # [N, M]
+            np.minimum(np.maximum(log_std, low, out=log_std), high, out=log_std)
+        return inputs, states
+
+    return run
+
+
+def _q_values(module: QNetwork, _: Any, live: LiveWeights) -> NumpyPass:
+    remember, normalize = _remembered(module, live), _layer(module.normalize, live)
+    head, atoms = _layer(module.value_head, live), module.atoms
+    returns = live.view(module.returns) if atoms else None  # [K]
+
+    def run(observations: Any, states: Any) -> tuple[Array, Any]:
+        features, states = remember(observations, states)  # [N, F]
+        values = head(normalize(features))  # [N, n], or [N, n K]
+        if atoms:
+            logits = values.reshape(len(values), -1, atoms)  # [N, n, K]
+            chances = np.exp(logits - logits.max(-1, keepdims=True))  # [N, n, K]
+            chances /= chances.sum(-1, keepdims=True)
+            values = (chances * returns).sum(-1)  # [N, n]
+        return values, states
+
+    return run
+
+
+def _epsilon_greedy(
+    module: QNetwork, distribution: ArrayDistribution, live: LiveWeights
+) -> NumpyPass:
+    q_values, masked = _q_values(module, distribution, live), module._masked
+    epsilon = live.view(module.epsilon)  # []; or [N, 1], with a state [N, 1, 1]
+    epsilon = epsilon.reshape(-1, 1) if epsilon.ndim else epsilon
+
+    def run(observations: Any, states: Any) -> tuple[Array, Any]:
+        values, states = q_values(observations, states)  # [N, n]
+        any_action: Any = np.float32(1) / np.float32(values.shape[-1])
+        # Random actions are drawn among the legal ones only.
+        if masked:
+            mask = observations[ACTION_MASK]  # [N, n]
+            values = distribution.mask(values, mask)
+            legal = mask.reshape(values.shape).astype(np.float32)  # [N, n]
+            any_action = legal / np.maximum(legal.sum(-1, keepdims=True), 1)  # [N, n]
+        shares = np.empty(values.shape)  # [N, n]
+        shares[...] = epsilon * any_action
+        shares[np.arange(len(shares)), values.argmax(-1)] += (1 - epsilon).reshape(-1)
+        return np.log(np.maximum(shares, 1e-8)).astype(np.float32), states
+
+    return run
+
+
+_PASSES: dict[Any, Callable[[Any, ArrayDistribution, LiveWeights], NumpyPass]] = {
+    ActorCritic._forward: _actor_critic,
+    QNetwork._forward: _q_values,
+    QNetwork._forward_exploration: _epsilon_greedy,
+    SoftActorCritic._forward: _soft,
+}
+
+
 # -- distributions ------------------------------------------------------------------------------
 
 _ILLEGAL = np.float32(illegal_logit(torch.float32))
@@ -386,7 +483,7 @@ def array_distribution(spec: DistributionSpec) -> ArrayDistribution:
 
 
 class ArrayDistribution:
-    """The acting part of a distribution on arrays, by default in torch."""
+    """The acting part of a distribution on arrays; unknown ones use torch."""
 
     def __init__(self, spec: Any) -> None:
         self._spec = spec
@@ -446,6 +543,17 @@ class _MultiCategorical(_Discrete):
         return actions.reshape(*actions.shape[:-1], *self._spec.action_shape)
 
 
+class _Bernoulli(_Discrete):
+    def sample(self, inputs: Array, noise: Array) -> Array:
+        return self._actions(noise < _sigmoid(inputs))  # [..., *action shape]
+
+    def mode(self, inputs: Array) -> Array:
+        return self._actions(inputs > 0)  # [..., *action shape]
+
+    def _actions(self, bits: Array) -> Array:
+        return bits.astype(np.int8).reshape(*bits.shape[:-1], *self._spec.action_shape)
+
+
 class _Gaussian(ArrayDistribution):
     def __init__(self, spec: GaussianSpec) -> None:
         super().__init__(spec)
@@ -476,9 +584,43 @@ class _SquashedGaussian(_Gaussian):
         return super()._fitted(np.where(bounded, squashed, actions))
 
 
+class _Composite(ArrayDistribution):
+    def __init__(self, spec: CompositeSpec) -> None:
+        super().__init__(spec)
+        specs = spec.parts.values()
+        inputs = _shares([part.inputs_size for part in specs])
+        noise = _shares([part.noise_size for part in specs])
+        parts = map(array_distribution, specs)
+        self._parts = list(zip(spec.parts, parts, inputs, noise, strict=True))
+
+    def sample(self, inputs: Array, noise: Array) -> dict[str, Any]:
+        return {
+            key: part.sample(inputs[..., own], noise[..., of_noise])
+            for key, part, own, of_noise in self._parts
+        }
+
+    def mode(self, inputs: Array) -> dict[str, Any]:
+        return {key: part.mode(inputs[..., own]) for key, part, own, _ in self._parts}
+
+    def mask(self, inputs: Array, mask: Any) -> Array:
+        masked = inputs.copy()  # [..., D]
+        for key, part, own, _ in self._parts:
+            if key in mask:
+                masked[..., own] = part.mask(inputs[..., own], mask[key])
+        return masked
+
+
+def _shares(sizes: list[int]) -> list[slice]:
+    """Return consecutive slices for the parts' numbers."""
+    ends = np.cumsum(sizes).tolist()
+    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
 _SHIPPED: dict[type[DistributionSpec], Callable[[Any], ArrayDistribution]] = {
     CategoricalSpec: _Categorical,
     MultiCategoricalSpec: _MultiCategorical,
+    BernoulliSpec: _Bernoulli,
     GaussianSpec: _Gaussian,
     SquashedGaussianSpec: _SquashedGaussian,
+    CompositeSpec: _Composite,
 }

@@ -11,7 +11,14 @@ from torch import nn
 
 from juggler.runtime.modules import numpy_pass
 from juggler.runtime.modules.array_module import ArrayModule
-from juggler.runtime.modules.models import ActorCritic, ImplicitActorCritic, SoftActorCritic
+from juggler.runtime.modules.models import (
+    ActorCritic,
+    ImplicitActorCritic,
+    QNetwork,
+    SoftActorCritic,
+    exploration_of,
+    with_own_exploration,
+)
 from juggler.runtime.modules.numpy_pass import LiveWeights, _Categorical
 from juggler.runtime.wire.structures import tree_map
 
@@ -76,6 +83,22 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         ACTIONS["dict"],
         {},
     ),
+    "dqn": (QNetwork, NUMBERS, ACTIONS["discrete"], {}),
+    "dqn, mask": (QNetwork, masked(spaces.MultiBinary(5)), ACTIONS["discrete"], {}),
+    "dqn, atoms": (QNetwork, masked(spaces.MultiBinary(5)), ACTIONS["discrete"], {"atoms": 11}),
+    "dqn, dueling": (
+        QNetwork,
+        masked(spaces.MultiBinary(5)),
+        ACTIONS["discrete"],
+        {"dueling": True, "activation": "relu"},
+    ),
+    "dqn, dueling, atoms, lstm": (
+        QNetwork,
+        NUMBERS,
+        ACTIONS["discrete"],
+        {"dueling": True, "atoms": 11, "recurrent": "lstm"},
+    ),
+    "dqn, gru": (QNetwork, NUMBERS, ACTIONS["discrete"], {"recurrent": "gru"}),
     "sac": (SoftActorCritic, TREE, BOX, {}),
     "sac, discrete": (SoftActorCritic, NUMBERS, ACTIONS["discrete"], {}),
 }
@@ -110,8 +133,6 @@ def test_a_module_in_numpy_does_what_it_does_in_torch(case: str) -> None:
                 spec(torch.tensor(inputs)).log_prob(chosen) for inputs in (got.inputs, expected[1])
             )
         np.testing.assert_allclose(logp, its, rtol=1e-4, atol=1e-4)
-    if type(spec) not in numpy_pass._SHIPPED:  # bits and Dicts are drawn in torch
-        return
     with WithoutTorch():  # not even one operation of a distribution
         arrays.explore(observations, states, noise)
         arrays.infer(observations, states)
@@ -189,6 +210,23 @@ def test_code_of_ones_own_acts_in_torch_without_a_word(change: Any) -> None:
     only_numpy(arrays)
     with pytest.raises(AssertionError, match="torch acted"):
         arrays.infer(observations, {})
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("case", ["dqn", "dqn, mask", "dqn, gru"])
+def test_rows_that_explore_each_in_their_own_way_need_no_torch(case: str, rows: int) -> None:
+    kind, space, actions, model = CASES[case]
+    module, _ = built(kind, space, actions, **model)
+    with_own_exploration(module, rows)
+    module.get_buffer(exploration_of(module)).uniform_(0.1, 0.9)
+    arrays = ArrayModule(module, rows)
+    noise = module.action_distribution().draw_noise((rows,)).numpy()
+    sure(arrays, seen(space, 1, rows), noise, rows)
+    states = arrays.initial_states(rows)
+    with WithoutTorch():
+        arrays.explore(seen(space, 2, rows), states, noise)
+        arrays.infer(seen(space, 2, rows), states)
+    assert not arrays.note
 
 
 # NumPy is believed only after torch has said the same.
