@@ -67,7 +67,7 @@ def policies(rows: int) -> dict[str, Any]:
     module = ActorCritic(env.observation_space, env.action_space, {})
     strip_to_acting(module)
     in_numpy, in_torch = (Actor(module, rows, STEPS, 0) for _ in range(2))
-    in_torch._on_host._passes = dict.fromkeys(in_torch._on_host._passes)
+    in_torch._acting._in_numpy = {}
     return {"torch": in_torch, "numpy": in_numpy, "by_hand": ByHand(module, rows)}
 
 

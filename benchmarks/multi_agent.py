@@ -115,9 +115,7 @@ def several_agents(envs: MultiAgentEnvs, modules: int, balances: bool = False) -
         spaces = role.spaces.observation_space, role.spaces.action_space
         connectors, to_env = build_runner_pipelines(ConnectorsConfig.parse({}), *spaces)
         policy = Actor(module_for(spaces, balances), 1, 0, 0, to_env, connectors)
-        players[name] = ModuleSlots(
-            role, envs.num_envs, envs.agents, policy, connectors, STEPS, ROW_AGE
-        )
+        players[name] = ModuleSlots(role, envs.num_envs, envs.agents, policy, STEPS, ROW_AGE)
     sampler = MultiAgentSampler(envs, players, STEPS, 0)
     versions = dict.fromkeys(names, Version(0, 0))
 

@@ -22,13 +22,14 @@ from juggler.envrunner.setup import RANDOM, may_play
 from juggler.gateway.agents import ModuleAssignment
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
-from juggler.gateway.module_player import ModulePlayer, random_actor
+from juggler.gateway.module_player import ModulePlayer
 from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import LOST, ConnectionLog, GatewaySettings
 from juggler.gateway.sessions import GatewaySession
 from juggler.gateway.standalone_gateway import ALONE, LOOK_SECONDS, StandaloneGateway
 from juggler.gateway.step_batches import PlayerRows
 from juggler.gateway.transport import Transport
+from juggler.runtime.acting.actor import random_actor
 from juggler.runtime.actors.command_processes import CommandLine, CommandProcess
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.tls import read_tls

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
         [RunConfig, Path, VectorEnv[Any, Any, Any]],
         AbstractContextManager[VectorEnv[Any, Any, Any]],
     ]
-    from juggler.envrunner.multi_agent.turns import AgentGroup
-    from juggler.policies.matches import MatchPlayer, MatchRecord, PlayedMatch
+    from juggler.envrunner.multi_agent.line_up import Role
+    from juggler.envrunner.multi_agent.module_slots import ModuleSlots
+    from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
+    from juggler.policies.matches import MatchRecord, PlayedMatch
     from juggler.policies.policy import Policy
 
 
@@ -327,7 +329,7 @@ def _play_together(
                 else parts(module_id, *spaces)
             )
             policy = Actor(built, 1, 0, seed, module_to_env, connectors)
-            modules.append(ModuleSlots(role, envs.num_envs, envs.agents, policy, connectors, 1, 0))
+            modules.append(ModuleSlots(role, envs.num_envs, envs.agents, policy, 1, 0))
         # "random" has neither a table nor weights.
         modules += [
             ModuleSlots.at_random(role, envs.num_envs, envs.agents, 1, seed)
@@ -435,10 +437,10 @@ def play_matches(
         chosen = _chosen(envs.agents, players, own)
         # In a league, only the checkpoint knows all players.
         known = tuple(dict.fromkeys([*config.agents.acting_ids, *found.modules]))
-        seats = _Seats(where, known, seed, explore)
-        group_of = {agent: group for group in envs.groups for agent in group.agents}
-        seated = {agent: seats.player(chosen[agent], group_of[agent]) for agent in envs.agents}
-        played = matches.play_matches(envs, seated, episodes, seed, warns_of_endless(watch))
+        seats = _Seats(where, known, seed)
+        modules = seats.players(envs, chosen)
+        watch = warns_of_endless(watch)
+        played = matches.play_matches(envs, modules, episodes, seed, watch, explore=explore)
     finally:
         envs.close()
     league = LeagueConfig.from_table(config.agents.league)
@@ -471,38 +473,49 @@ def _chosen(
 
 
 class _Seats:
-    """The players, each made once so that it acts in batches."""
+    """Makes the players, each once so that it acts in batches."""
 
-    def __init__(
-        self, checkpoint: Path, module_ids: tuple[str, ...], seed: int, explore: bool
-    ) -> None:
-        self._checkpoint, self._module_ids = checkpoint, module_ids
-        self._seed, self._explore = seed, explore
-        self._made: dict[Any, MatchPlayer] = {}
+    def __init__(self, checkpoint: Path, module_ids: tuple[str, ...], seed: int) -> None:
+        self._checkpoint, self._module_ids, self._seed = checkpoint, module_ids, seed
 
-    def player(self, given: str | Policy, group: AgentGroup) -> MatchPlayer:
-        """Return the player of this id, path or policy."""
+    def players(
+        self, envs: MultiAgentEnvs, chosen: Mapping[str, str | Policy]
+    ) -> list[ModuleSlots]:
+        """Make all players: an id, path or policy for each agent."""
+        from juggler.envrunner.multi_agent.line_up import Role
+
+        number_of = {agent: k for k, group in enumerate(envs.groups) for agent in group.agents}
+        agents_of: dict[tuple[str | Policy, int], list[str]] = {}
+        for agent in envs.agents:
+            agents_of.setdefault((chosen[agent], number_of[agent]), []).append(agent)
+        made: list[ModuleSlots] = []
+        for (given, number), agents in agents_of.items():
+            # "random" may play in several groups; its name is only for messages.
+            role = Role(str(given), tuple(agents), number, envs.groups[number])
+            made.append(self._player(given, role, envs, len(made)))
+        return made
+
+    def _player(
+        self, given: str | Policy, role: Role, envs: MultiAgentEnvs, number: int
+    ) -> ModuleSlots:
+        """Make one player, whose draws depend on its number."""
         from juggler.envrunner.environments.seeding import player_seed
-        from juggler.policies.matches import PolicyPlayer, RandomPlayer
+        from juggler.envrunner.multi_agent.module_slots import ModuleSlots
         from juggler.policies.policy import Policy
 
-        key = (given, group.agents) if given == RANDOM else given
-        if key not in self._made:
-            # With one seed for all, equal policies would always act the same.
-            own_seed = player_seed(self._seed, len(self._made))
-            if given == RANDOM:
-                self._made[key] = RandomPlayer(group.action_space, own_seed)
-            else:
-                policy = self._policy(given) if isinstance(given, str) else given
-                if not isinstance(policy, Policy):
-                    raise ConfigError(
-                        f"{given!r} cannot play {', '.join(group.agents)}: a player is a name, the "
-                        "path of a checkpoint, or a policy from juggler.load_policy"
-                    )
-                _must_fit(policy, given, group)
-                policy.seed(own_seed)
-                self._made[key] = PolicyPlayer(policy, self._explore)
-        return self._made[key]
+        # With one seed for all, equal policies would always act the same.
+        seed = player_seed(self._seed, number)
+        if given == RANDOM:
+            return ModuleSlots.at_random(role, envs.num_envs, envs.agents, 1, seed)
+        policy = self._policy(given) if isinstance(given, str) else given
+        if not isinstance(policy, Policy):
+            raise ConfigError(
+                f"{given!r} cannot play {', '.join(role.agents)}: a player is a name, the path of "
+                "a checkpoint, or a policy from juggler.load_policy"
+            )
+        _must_fit(policy, given, role.spaces)
+        policy.seed(seed)
+        return ModuleSlots(role, envs.num_envs, envs.agents, policy.actor(), 1, 0)
 
     def _policy(self, player: str) -> Policy:
         from juggler.policies.policy import load_policy

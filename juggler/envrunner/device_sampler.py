@@ -86,7 +86,7 @@ class DeviceSampler(Sampler):
     _columns: _DeviceColumns | None = None
 
     def __init__(self, env: VectorEnv[Any, Any, Any], policy: Actor, steps: int, seed: int) -> None:
-        self._contexts = Contexts({} if policy.connectors is None else policy.connectors.contexts)
+        self._contexts = Contexts(policy.connectors.contexts)
         super().__init__(env, policy, steps, seed)
 
     def reset(self, seed: int) -> None:

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from juggler.envrunner.agent_returns import AgentReturns, add_returns
+from juggler.envrunner.environments.accepted_vector import on_device, on_host
 from juggler.envrunner.environments.action_masks import LegalActions, ObservedChoices
 from juggler.envrunner.environments.autoreset import autoreset_mode, last_observation
 from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.finiteness import check_return
 from juggler.envrunner.multi_agent.turns import ALONE, AgentGroup, GroupTurn, MultiAgentEnvs, Turn
 from juggler.runtime.acting.actor import Actor
-from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import put, take, to_tree, zeros
 from juggler.runtime.wire.trees import Tree
@@ -428,8 +429,7 @@ def evaluate(
     Raises:
         EnvironmentFailed: as `whole_episodes`.
     """
-    connectors = policy.connectors or EnvToModule({}, {}, env.single_observation_space)
-    seen = connectors.observation_space
+    seen = policy.connectors.observation_space
     legal = LegalActions.of(seen, env.single_action_space)
     choices = ObservedChoices(seen, "an evaluation")
     step = -1
@@ -444,11 +444,16 @@ def evaluate(
         # Nothing has acted before the first turn.
         if step:
             policy.rewarded(group.rewards)
-        tree: Any = choices.through(connectors, group.observations, place)  # [N, ...]
+        tree: Any = choices.through(policy.connectors, group.observations, place)  # [N, ...]
         choices.require(tree, place)
         if legal is not None:
             legal.require(tree[ACTION_MASK], step, "an evaluation", group.idle)
-        return [policy.act(tree, first=group.first, explore=explore, keep=False).sent]
+        first, device = group.first, policy.device
+        if device is not None:
+            tree, first = on_device(tree, device), on_device(first, device)
+        with torch.no_grad():
+            sent = policy.act(tree, first=first, explore=explore, keep=False).sent  # [N, ...]
+        return [on_host(sent)]
 
     envs = GymnasiumTurns(env)
     ended = whole_episodes(envs, act, episodes, seed, watch, most_steps=most_steps)
@@ -480,7 +485,6 @@ def play_whole_episodes(
         EnvironmentFailed: as `whole_episodes`.
     """
     from juggler.envrunner.multi_agent.line_up import Players
-    from juggler.envrunner.multi_agent.module_slots import merged_actions
 
     played_by = {agent: each.role.module_id for each in modules for agent in each.role.agents}
     players = Players(envs.num_envs, envs.agents, played_by)
@@ -493,11 +497,20 @@ def play_whole_episodes(
             players.line_up(line_up)
             for slots in modules:
                 slots.line_up(line_up)
-        # All modules act on the same turn.
-        acted = (
-            (slots, slots.act_deterministically(turn.groups[slots.role.group])) for slots in modules
-        )
-        return merged_actions(turn, envs.groups, acted)
+        return actions_of(envs, modules, turn)
 
     ended = whole_episodes(envs, act, episodes, seed, watch, most_steps=most_steps)
     return _played(ended, episodes, goal, envs.agents, players)
+
+
+def actions_of(
+    envs: MultiAgentEnvs, modules: Sequence[ModuleSlots], turn: Turn, *, explore: bool = False
+) -> list[Any]:
+    """Choose a turn's unrecorded actions, for `MultiAgentEnvs.step`."""
+    from juggler.envrunner.multi_agent.module_slots import merged_actions
+
+    # All modules act on the same turn.
+    acted = (
+        (slots, slots.act_unrecorded(turn.groups[slots.role.group], explore)) for slots in modules
+    )
+    return merged_actions(turn, envs.groups, acted)

@@ -11,7 +11,6 @@ from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.weights import WEIGHTS, tree_digest
 from juggler.runtime.connectors.mergeable_state import check
-from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.wire.frames import FrameReader
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
@@ -49,14 +48,13 @@ class FrozenWeights:
         ids = self._trees.keys() - self._due
         return {module_id: self._trees.pop(module_id)[0] for module_id in ids}
 
-    def load(self, module_id: str, digest: str, policy: Actor, connectors: EnvToModule) -> None:
+    def load(self, module_id: str, digest: str, policy: Actor) -> None:
         """Load received weights into a module.
 
         Args:
             module_id: of the module.
             digest: of the expected weights.
-            policy: receives the weights.
-            connectors: receive their learned state.
+            policy: receives the weights, and its connectors their learned state.
 
         Raises:
             ValueError: the weights are missing, have another digest, or do not fit the module.
@@ -68,11 +66,11 @@ class FrozenWeights:
                 f"the weights of module {module_id!r} are not the ones that this run plays with: "
                 f"their digest is {found}, and must be {digest}"
             )
-        load_tree(module_id, tree, policy, connectors)
+        load_tree(module_id, tree, policy)
 
 
-def load_tree(module_id: str, tree: Any, policy: Actor, connectors: EnvToModule) -> None:
-    """Load a module's part of a checkpoint into policy and connectors.
+def load_tree(module_id: str, tree: Any, policy: Actor) -> None:
+    """Load a module's part of a checkpoint, with its connectors' state.
 
     Raises:
         ValueError: weights of the module are missing, or do not fit.
@@ -85,4 +83,4 @@ def load_tree(module_id: str, tree: Any, policy: Actor, connectors: EnvToModule)
         )
     policy.load({name: weights[name] for name in policy.names})
     if learned := check(tree[CONNECTORS]):
-        connectors.set_state(learned)
+        policy.connectors.set_state(learned)

@@ -30,7 +30,6 @@ from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.connector import NonFiniteObservation
 from juggler.runtime.connectors.leaves import holds_masks
 from juggler.runtime.connectors.mergeable_state import State
-from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -157,7 +156,7 @@ class Sampler:
         self._running = RunningEpisodes(self._rows)
         self._infos = InfoWatch(self._rows, steps, self._autoreset)
         self._space = env.single_observation_space
-        self._connectors = policy.connectors or EnvToModule({}, {}, self._space)
+        self._connectors = policy.connectors
         self._recorded = env if isinstance(env, RecordedEnvs) else None
         if self._recorded is not None:
             # Raises if a connector cannot map actions back.

@@ -69,7 +69,7 @@ class Stage(ABC):
         """
         for module_id, policy in self._policies.items():
             if module_id in trees:
-                load_tree(module_id, trees[module_id], policy, self._parts[module_id].connectors)
+                load_tree(module_id, trees[module_id], policy)
             elif not self._has_league:
                 raise ValueError(f"the checkpoint to play has no weights of module {module_id!r}")
 

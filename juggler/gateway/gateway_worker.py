@@ -29,14 +29,14 @@ from juggler.gateway.agents import ModuleAssignment
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.episode_log import EpisodeLog, EpisodeWriter
 from juggler.gateway.gateway_server import GatewayServer
-from juggler.gateway.module_player import ModulePlayer, random_actor
+from juggler.gateway.module_player import ModulePlayer
 from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.sessions import RESUME_SECONDS
 from juggler.gateway.simulator_evaluation import GreedyEpisodes
 from juggler.gateway.simulators import Simulators
 from juggler.gateway.transport import Transport
-from juggler.runtime.acting.actor import Actor
+from juggler.runtime.acting.actor import Actor, random_actor
 from juggler.runtime.actors.attachment import Attachment, Contact, Detached
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import join_address, split_address
@@ -479,7 +479,6 @@ class GatewayRunner(SamplingWorker):
                 continue
             player = self._players[request.module_id]
             if request.connector_state:
-                assert player.policy.connectors is not None
                 player.policy.connectors.set_state(from_bytes(request.connector_state))
             if request.HasField("seed"):
                 seeds = self._seeds(self._setup_command[1], request.seed)
@@ -633,7 +632,7 @@ class ServedPlayer(ModulePlayer):
             self._parts = parts
             policy = Actor(parts.module, 1, 0, seed, parts.module_to_env, parts.connectors)
             if setup.digest:
-                frozen.load(module_id, setup.digest, policy, parts.connectors)
+                frozen.load(module_id, setup.digest, policy)
         super().__init__(interface, policy, steps, row_age)
         self.module_id, self.streams, self.most_rows = module_id, streams, rows
         self.has_weights = False
@@ -663,7 +662,7 @@ class ServedPlayer(ModulePlayer):
         if tree is None:
             actor.load(self.policy.weights())
         else:
-            load_tree(self.module_id, tree, actor, connectors)
+            load_tree(self.module_id, tree, actor)
         return actor
 
     @property

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from gymnasium import Space
 from numpy.typing import NDArray
 
 from juggler.envrunner.finiteness import NonFiniteBatch, check_finite
@@ -20,9 +19,8 @@ from juggler.gateway.episode_log import EpisodeLog
 from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.sessions import forget_oldest
 from juggler.gateway.step_batches import PlayerRows
-from juggler.runtime.acting.actor import Actor, RandomActions
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.mergeable_state import State, merge
-from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.structures import first_leaf, put, take, to_tree, tree_leaves, tree_map
 from juggler.runtime.wire.trees import Tree
@@ -62,7 +60,6 @@ class ModulePlayer(PacedSlots):
         steps: int,
         row_age: int,
     ) -> None:
-        assert policy.connectors is not None
         self._connectors = policy.connectors
         # With several modules, a round leaves rows for the next round, even in synchronous runs.
         super().__init__(self._connectors.observation_space, policy, steps, max(1, row_age))
@@ -311,7 +308,6 @@ class ModulePlayer(PacedSlots):
         tree = to_tree(space, self.act(places, recording & ~evaluated, seen))  # [B, ...]
         if not evaluated.any():
             return tree
-        assert greedy.connectors is not None
         seen = greedy.connectors(take(_gathered(chosen, "shown"), evaluated))
         best = greedy.act(seen, places[evaluated], first[evaluated], explore=False).sent
         mixed: Tree = tree_map(np.array, tree)  # a writable copy
@@ -352,12 +348,6 @@ class ModulePlayer(PacedSlots):
         """Return a count's increase since the last call."""
         before, self._reported[name] = self._reported[name], self.counts[name]
         return self.counts[name] - before
-
-
-def random_actor(observation_space: Space[Any], action_space: Space[Any], seed: int = 0) -> Actor:
-    """Return a policy that draws actions at random."""
-    connectors = EnvToModule({}, {}, observation_space)
-    return Actor(RandomActions(action_space), seed=seed, connectors=connectors)
 
 
 def _shown(shares: Sequence[PlayerRows]) -> NDArray[np.bool_]:

@@ -609,7 +609,6 @@ class Publisher:
     def _graph(self) -> ActingGraph:
         """Return the graph of a copied policy, for the simulators' spaces."""
         policy = self._policy
-        assert policy.connectors is not None
         assert isinstance(policy.module, RLModule)
         module = deepcopy(policy.module)
         return ActingGraph(
@@ -619,7 +618,6 @@ class Publisher:
     def _constants(self) -> dict[str, NDArray[Any]]:
         """Return the graph's values that change during a run, by name."""
         policy = self._policy
-        assert policy.connectors is not None
         weights = {f"{_MODULE}{name}": array for name, array in policy.weights().items()}
         return {**weights, **policy.connectors.numbers()}
 

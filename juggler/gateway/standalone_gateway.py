@@ -14,13 +14,13 @@ from juggler.envrunner.setup import RANDOM
 from juggler.gateway.agents import ModuleAssignment, module_of
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
-from juggler.gateway.module_player import ModulePlayer, random_actor
+from juggler.gateway.module_player import ModulePlayer
 from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.simulator_evaluation import GreedyEpisodes
 from juggler.gateway.simulators import Simulators
 from juggler.gateway.transport import Transport
-from juggler.runtime.acting.actor import Actor
+from juggler.runtime.acting.actor import Actor, random_actor
 from juggler.runtime.connectors.pipelines import EnvToModule, ModuleToEnv
 from juggler.runtime.modules.rl_module import RLModule
 

@@ -6,87 +6,18 @@ import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
-from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.envrunner.evaluation import Episode, whole_episodes
+from juggler.envrunner.evaluation import Episode, actions_of, whole_episodes
+from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.openspiel import SCHEME, find_game
-from juggler.envrunner.multi_agent.turns import GroupTurn, MultiAgentEnvs, Turn
-from juggler.policies.policy import Policy, PolicyState
+from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
+from juggler.policies.policy import Policy
 from juggler.policies.wilson import outcome, wilson
-from juggler.runtime.acting.actor import RandomActions
-from juggler.runtime.wire.structures import from_tree, put, take, to_tree, tree_map, zeros
-from juggler.runtime.wire.trees import Tree
-
-
-class MatchPlayer(Protocol):
-    """Acts for an agent, in any number of environments."""
-
-    def act(self, slots: Sequence[int], observations: Tree, first: NDArray[np.bool_]) -> Tree:
-        """Choose actions.
-
-        Args:
-            slots: [B] the environments, each in its own episode.
-            observations: [B, ...] of these environments.
-            first: [B] whether it is the first action of an episode.
-
-        Returns:
-            The actions [B, ...], as a tree of the action space.
-        """
-
-
-class PolicyPlayer:
-    """Plays with a policy.
-
-    Args:
-        policy: from `juggler.load_policy`.
-        explore: draw actions as in training, instead of taking the most likely ones. Against a
-            deterministic policy all matches would be the same.
-    """
-
-    def __init__(self, policy: Policy, explore: bool = True) -> None:
-        self._policy, self._explore = policy, explore
-        self._states: dict[int, PolicyState | None] = {}
-
-    def act(self, slots: Sequence[int], observations: Tree, first: NDArray[np.bool_]) -> Tree:
-        policy = self._policy
-        if not policy.remembers:
-            seen = from_tree(policy.observation_space, observations)
-            actions, _ = policy.act(seen, explore=self._explore)  # [B, ...]
-            return to_tree(policy.action_space, actions)
-        chosen = [self._one(slot, k, observations, first) for k, slot in enumerate(slots)]
-        stacked: Tree = tree_map(lambda *each: np.concatenate(each), *chosen)  # [B, ...]
-        return stacked
-
-    def _one(self, slot: int, k: int, observations: Tree, first: NDArray[np.bool_]) -> Tree:
-        policy = self._policy
-        state = None if first[k] else self._states.get(slot)
-        seen = from_tree(
-            policy.observation_space, tree_map(lambda leaf: leaf[k : k + 1], observations)
-        )
-        actions, self._states[slot] = policy.act(seen, state, self._explore)  # [1, ...]
-        return to_tree(policy.action_space, actions)
-
-
-class RandomPlayer:
-    """Draws every action uniformly among the legal ones.
-
-    Args:
-        action_space: of the agent.
-        seed: of the draws.
-
-    Raises:
-        UnsupportedSpace: no policy could act in this space.
-    """
-
-    def __init__(self, action_space: Space[Any], seed: int = 0) -> None:
-        self._actions = RandomActions(action_space, seed)
-
-    def act(self, slots: Sequence[int], observations: Tree, first: NDArray[np.bool_]) -> Tree:
-        return self._actions.draw(len(slots), observations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,37 +35,32 @@ class PlayedMatch:
 
 def play_matches(
     envs: MultiAgentEnvs,
-    players: Mapping[str, MatchPlayer],
+    players: Sequence[ModuleSlots],
     episodes: int,
     seed: int,
     watch: Callable[[int, int], None] = lambda *_: None,
+    *,
+    explore: bool = True,
 ) -> list[PlayedMatch]:
     """Play the first episodes that begin, without bias to short ones.
 
     Args:
         envs: the environments, used only here.
-        players: by agent. Agents may share one.
+        players: play all agents.
         episodes: number of episodes to play.
         seed: of the environments.
         watch: called after each step of all environments, with the number of ended episodes and of
             steps so far.
+        explore: draw actions as in training, instead of taking the most likely ones. Without it,
+            all matches of a deterministic game are the same.
 
     Returns:
         The episodes, in the order in which they began.
 
     Raises:
-        ValueError: an agent has no player.
         EnvironmentFailed: an environment failed.
     """
-    if missing := [agent for agent in envs.agents if agent not in players]:
-        raise ValueError(f"no player for {', '.join(missing)}: name a player for each agent")
-
-    def act(turn: Turn) -> list[Any]:
-        return [
-            _actions(group, among.action_space, envs.agents, players)
-            for group, among in zip(turn.groups, envs.groups, strict=True)
-        ]
-
+    act = partial(actions_of, envs, players, explore=explore)
     played = whole_episodes(envs, act, episodes, seed, watch, first_that_begin=True)
     every = sorted((each for ended in played for each in ended), key=lambda each: each.number)
     return [_match(episode, envs.agents) for episode in every]
@@ -146,22 +72,6 @@ def _match(episode: Episode, agents: Sequence[str]) -> PlayedMatch:
         {agents[place]: float(episode.returns[place]) for place in acted},
         {agents[place]: int(episode.steps[place]) for place in acted},
     )
-
-
-def _actions(
-    group: GroupTurn, space: Space[Any], agents: Sequence[str], players: Mapping[str, MatchPlayer]
-) -> Any:
-    """Return actions [B, ...] of all acting agents, in Gymnasium's format."""
-    chosen = zeros(space, (len(group.acting),))  # [B, ...]
-    seats: dict[int, tuple[MatchPlayer, list[int]]] = {}
-    for k, slot in enumerate(group.acting.tolist()):
-        player = players[agents[slot % len(agents)]]
-        seats.setdefault(id(player), (player, []))[1].append(k)
-    for player, rows in seats.values():
-        at = np.array(rows)  # [P]
-        seen = take(group.observations, at)  # [P, ...]
-        put(chosen, at, player.act(group.acting[at].tolist(), seen, group.first[at]))
-    return from_tree(space, chosen)
 
 
 @dataclass(frozen=True, slots=True)

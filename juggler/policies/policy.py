@@ -114,6 +114,10 @@ class Policy:
         """Reset the noise of exploration."""
         self._actor.seed(seed)
 
+    def actor(self) -> Actor:
+        """Return an actor with this module and noise, and its own memory."""
+        return self._actor.with_memory({})
+
     def act(
         self,
         observation: Any,

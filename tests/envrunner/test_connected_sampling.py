@@ -123,14 +123,14 @@ def test_an_evaluation_shows_the_policy_what_sampling_does_and_learns_nothing() 
     sampler, connectors, policy = connected(env, env_to_module=pieces)
     connectors.set_state(sampler.sample((0, 0)).connector_delta)
     seen: list[np.ndarray] = []
-    infer = policy._on_host.infer
+    infer = policy._acting.infer
     firsts: list[np.ndarray] = []
     act = policy.act
     policy.act = lambda *given, first, **kept: (
         firsts.append(first.copy()),
         act(*given, first=first, **kept),
     )[1]
-    policy._on_host.infer = lambda observations, states: (
+    policy._acting.infer = lambda observations, states: (
         seen.append((observations.copy(), firsts[-1])),
         infer(observations, states),
     )[1]

@@ -26,7 +26,6 @@ from juggler.envrunner.sampler import Sampler
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.weights import WEIGHTS
-from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.modules.module_specs import build_module
 
 # The first environment's episodes are short, and the last one's long.
@@ -155,10 +154,10 @@ def test_an_episode_without_an_end_counts_as_it_is_after_the_most_steps(mode) ->
 
 
 def test_a_checkpoint_that_lacks_weights_of_a_module_is_told() -> None:
-    policy, connectors = policy_of(1), EnvToModule({}, {}, Scripted().observation_space)
+    policy = policy_of(1)
     lacks: Any = {WEIGHTS: {}, CONNECTORS: {}}
     with pytest.raises(ValueError, match="'default' is another module's: it has no ") as told:
-        load_tree("default", lacks, policy, connectors)
+        load_tree("default", lacks, policy)
     assert all(name in str(told.value) for name in policy.names)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import imageio_ffmpeg
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
-from numpy.typing import NDArray
 from support import worlds
 
 import juggler
@@ -19,24 +19,39 @@ from juggler.cli import main
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.play_checkpoint import PlayedMatches
 from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.multi_agent.line_up import Role
 from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
+from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
-from juggler.policies.matches import MatchRecord, PlayedMatch, RandomPlayer, play_matches, records
+from juggler.policies.matches import MatchRecord, PlayedMatch, play_matches, records
+from juggler.runtime.acting.actor import Actor, RandomActions
 from juggler.runtime.checkpoints.checkpoint import read, write
-from juggler.runtime.wire.trees import Tree
+from juggler.runtime.modules.rl_module import RLModule
+from juggler.runtime.wire.structures import first_leaf
 
 BOX, MOVES = Box(0, 1, (1,), np.float32), Discrete(2)
 MATRIX = "juggler.envrunner.multi_agent.matrix_game:MatrixGame"
 
 
-class Always:
-    """A player that always chooses the same action."""
+class Always(RLModule):
+    """Always chooses the same action."""
 
-    def __init__(self, action: int) -> None:
-        self.action = action
+    action = 0
 
-    def act(self, slots: Sequence[int], observations: Tree, first: NDArray[np.bool_]) -> Tree:
-        return np.full(len(slots), self.action)
+    def _forward(self, batch: Any) -> dict[str, Any]:
+        return {"actions": torch.full((len(first_leaf(batch["observations"])),), self.action)}
+
+
+def always(envs: MultiAgentEnvs, actions: Mapping[str, int]) -> list[ModuleSlots]:
+    """A player for each agent, which always chooses the same action."""
+    made = []
+    for agent, action in actions.items():
+        ((number, group),) = [(k, g) for k, g in enumerate(envs.groups) if agent in g.agents]
+        module = Always(group.observation_space, group.action_space, {})
+        module.action = action
+        role = Role(agent, (agent,), number, group)
+        made.append(ModuleSlots(role, envs.num_envs, envs.agents, Actor(module), 1, 0))
+    return made
 
 
 def _envs(env: str, **kwargs: Any) -> MultiAgentEnvs:
@@ -45,7 +60,7 @@ def _envs(env: str, **kwargs: Any) -> MultiAgentEnvs:
 
 def test_matches_end_as_the_table_of_the_game_says() -> None:
     envs = _envs(MATRIX)
-    matches = play_matches(envs, {"row": Always(1), "column": Always(0)}, 5, seed=0)
+    matches = play_matches(envs, always(envs, {"row": 1, "column": 0}), 5, seed=0)
     assert matches == [PlayedMatch({"row": 1.0, "column": -1.0}, {"row": 1, "column": 1})] * 5
     assert records(matches)["row"] == MatchRecord(1.0, 0.0, 5, 0, 0)
     assert records(matches)["column"] == MatchRecord(-1.0, 0.0, 0, 0, 5)
@@ -53,7 +68,7 @@ def test_matches_end_as_the_table_of_the_game_says() -> None:
 
 def test_a_player_in_a_game_of_turns_gets_what_the_cards_decide() -> None:
     envs = _envs("open_spiel:kuhn_poker")
-    bets = {agent: Always(1) for agent in envs.agents}
+    bets = always(envs, dict.fromkeys(envs.agents, 1))
     matches = play_matches(envs, bets, 400, seed=1)
     assert {tuple(match.returns.values()) for match in matches} == {(2.0, -2.0), (-2.0, 2.0)}
     assert {tuple(match.steps.values()) for match in matches} == {(1, 1)}
@@ -64,10 +79,12 @@ def test_a_player_in_a_game_of_turns_gets_what_the_cards_decide() -> None:
 
 def test_random_play_of_connect_four_is_legal_and_the_first_player_wins_more() -> None:
     envs = _envs("open_spiel:connect_four")
-    players = {
-        agent: RandomPlayer(envs.groups[0].action_space, seed)
+    players = [
+        ModuleSlots.at_random(
+            Role("random", (agent,), 0, envs.groups[0]), envs.num_envs, envs.agents, 1, seed
+        )
         for seed, agent in enumerate(envs.agents)
-    }
+    ]
     matches = play_matches(envs, players, 300, seed=0)
     first = records(matches)["player_0"]
     # 55.6 % wins, 0.3 % draws and 44.1 % losses are known for random play.
@@ -80,10 +97,9 @@ def test_random_play_of_connect_four_is_legal_and_the_first_player_wins_more() -
 def test_random_actions_follow_masks_of_several_parts_and_leave_the_space_alone() -> None:
     space = MultiDiscrete([3, 2], seed=7)
     expected = MultiDiscrete([3, 2], seed=7).sample()
-    player = RandomPlayer(space, seed=1)
     masks = np.tile(np.array([1, 0, 1, 1, 1], np.int8), (200, 1))  # [200, 3 + 2]
     seen = {"observation": np.zeros((200, 1)), "action_mask": masks}
-    drawn = player.act(range(200), seen, np.ones(200, np.bool_))  # [200, 2]
+    drawn = RandomActions(space, seed=1).draw(200, seen)  # [200, 2]
     found = {tuple(row) for row in np.asarray(drawn).tolist()}
     assert found == {(0, 0), (0, 1), (2, 0), (2, 1)}
     np.testing.assert_array_equal(space.sample(), expected)
@@ -103,11 +119,6 @@ def test_played_matches_are_shown_with_a_line_for_each_agent() -> None:
         "row (main): return 0.75 (standard error 0.25); 3 won, 1 drawn, 0 lost: "
         "score 0.88 (95 %: 0.40 to 0.99)",
     ]
-
-
-def test_an_agent_without_a_player_is_named() -> None:
-    with pytest.raises(ValueError, match="no player"):
-        play_matches(_envs(MATRIX), {"row": Always(0)}, 1, seed=0)
 
 
 class Gift:
@@ -141,7 +152,7 @@ class Gift:
 
 def test_rewards_before_an_agents_first_action_count_in_its_matches() -> None:
     envs = make_multi_agent_envs(EnvRunnerConfig(envs_per_runner=2), Gift)
-    matches = play_matches(envs, {"p0": Always(0), "p1": Always(0)}, 4, seed=0)
+    matches = play_matches(envs, always(envs, {"p0": 0, "p1": 0}), 4, seed=0)
     assert matches == [PlayedMatch({"p0": 1.0, "p1": 2.0}, {"p0": 1, "p1": 1})] * 4
     assert records(matches)["p1"].wins == 4
 
@@ -277,6 +288,38 @@ class Shown:
     def render(self) -> Any:
         assert self.render_mode == "rgb_array"
         return np.full((32, 48, 3), 40 * self.at, np.uint8)
+
+
+class Paid(Shown):
+    """Rewards are the actions themselves."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        seen, _, *rest = super().step(actions)
+        return seen, {agent: float(action) for agent, action in actions.items()}, *rest
+
+
+def test_policies_that_remember_and_see_their_rewards_play_matches_as_evaluations(
+    tmp_path: Path,
+) -> None:
+    keys = {
+        "env": f"{__name__}:Paid",
+        "agents": dict.fromkeys(GAME_VIDEOS_AGENTS, "default"),
+        "envs_per_runner": 1,
+    }
+    own = {
+        "model": {"recurrent": "lstm", "hidden_sizes": [8]},
+        "connectors": {"env_to_module": ["previous_actions_and_rewards"]},
+    }
+    saved = read(worlds.written(tmp_path / "alone", worlds.plain, **own))
+    config = RunConfig.from_flat({**saved.config, **keys}).flat()
+    modules = {"default": {"version": (1, 1), "extra": {}, "spaces": saved.spaces}}
+    both = replace(saved, config=config, modules=modules, spaces={})
+    checkpoint = write(tmp_path / "both" / "checkpoints", both)
+    players = {agent: juggler.load_policy(checkpoint) for agent in GAME_VIDEOS_AGENTS}
+    matches = juggler.play_matches(checkpoint, players, 4, seed=2).matches
+    found = [sum(match.returns.values()) for match in matches]
+    assert found == juggler.evaluate(checkpoint, 4, seed=2).returns
+    assert len(set(found)) > 1
 
 
 class Blind(Shown):

@@ -400,7 +400,6 @@ def sampler_of(
             envs.num_envs,
             envs.agents,
             policy,
-            env_to_module,
             steps,
             row_age,
             critic_sees,

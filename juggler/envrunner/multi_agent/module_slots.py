@@ -22,10 +22,9 @@ from juggler.envrunner.multi_agent.turns import AgentGroup, CriticObservations, 
 from juggler.envrunner.paced.paced_rows import oldest_version
 from juggler.envrunner.paced.paced_slots import PacedSlots
 from juggler.envrunner.rounds import FrozenResult, TrainedResult
-from juggler.runtime.acting.actor import Actor, RandomActions
+from juggler.runtime.acting.actor import Actor, random_actor
 from juggler.runtime.connectors.connector import NonFiniteObservation
 from juggler.runtime.connectors.mergeable_state import State, merge
-from juggler.runtime.connectors.pipelines import EnvToModule
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.columns import ACTION_MASK
@@ -51,7 +50,6 @@ class ModuleSlots:
         num_envs: N.
         agents: all agents of an environment, A of them.
         policy: the module.
-        connectors: between the environments and the module.
         steps: T, of a row.
         row_age: see `PacedSlots`. 0: a row ends with its round.
         critic_sees: what its value function sees: a key of `Turn.critics`, or "observation", as
@@ -61,7 +59,7 @@ class ModuleSlots:
     Attributes:
         role: as given.
         policy: as given.
-        connectors: as given.
+        connectors: of the policy.
         critic_sees: as given.
         critic_space: as given.
         most_rows: maximum number of rows in a batch: one per slot.
@@ -77,13 +75,13 @@ class ModuleSlots:
         num_envs: int,
         agents: tuple[str, ...],
         policy: Actor,
-        connectors: EnvToModule,
         steps: int,
         row_age: int,
         critic_sees: str = "observation",
         critic_space: Space[Any] | None = None,
     ) -> None:
-        self.role, self.policy, self.connectors = role, policy, connectors
+        self.role, self.policy = role, policy
+        self.connectors = connectors = policy.connectors
         self.critic_sees, self.critic_space = critic_sees, critic_space
         self._agents = agents
         within = np.array([agents.index(agent) for agent in role.agents], np.intp)  # [agents]
@@ -120,9 +118,8 @@ class ModuleSlots:
     ) -> ModuleSlots:
         """Make the slots of the module "random", which draws legal actions."""
         spaces = role.spaces
-        policy = Actor(RandomActions(spaces.action_space), seed=seed)
-        nothing = EnvToModule({}, {}, spaces.observation_space)
-        return cls(role, num_envs, agents, policy, nothing, steps, 0)
+        policy = random_actor(spaces.observation_space, spaces.action_space, seed)
+        return cls(role, num_envs, agents, policy, steps, 0)
 
     def forget(self) -> None:
         """Drop all rows and running episodes."""
@@ -273,10 +270,10 @@ class ModuleSlots:
             return paced.act_together(self._seen, self._kept, recorded)
         return paced.act(self.acting, recorded, self._seen, self._kept)
 
-    def act_deterministically(self, turn: GroupTurn) -> Any:
-        """Act without exploration -> actions in the order of `acting`.
+    def act_unrecorded(self, turn: GroupTurn, explore: bool) -> Any:
+        """Act without recording -> actions in the order of `acting`.
 
-        Replaces `take` and `act`, and records nothing.
+        Replaces `receive` and `act`.
         """
         self.acting, self.where = self._mine(turn.acting)
         self._shown = None
@@ -288,7 +285,7 @@ class ModuleSlots:
         first = turn.first[self.where]  # [B]
         if not first.all():
             self.policy.rewarded(turn.rewards[self.where][~first], self.acting[~first])
-        return self.policy.act(seen, self.acting, first, explore=False).sent
+        return self.policy.act(seen, self.acting, first, explore=explore, keep=False).sent
 
     def result(self) -> TrainedResult | NonFiniteBatch:
         """Return the batch of this round: the oldest complete rows."""

@@ -241,7 +241,7 @@ class MultiAgentStage(Stage):
         )
         policy = Actor(parts.module, 1, 0, seed, parts.module_to_env, parts.connectors)
         if acting.digest:
-            self._frozen.load(module_id, acting.digest, policy, parts.connectors)
+            self._frozen.load(module_id, acting.digest, policy)
         else:
             self._parts[module_id], self._policies[module_id] = parts, policy
         # A module that is not trained does not need what its critic sees.
@@ -251,7 +251,6 @@ class MultiAgentStage(Stage):
             envs.num_envs,
             envs.agents,
             policy,
-            parts.connectors,
             self._steps,
             acting.row_age,
             sees,

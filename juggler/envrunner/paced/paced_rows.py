@@ -10,12 +10,15 @@ import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.runtime.episodes.batch import EpisodeBatch
+from juggler.runtime.episodes.batch import STEP_COLUMNS, EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.structures import grown, put, room_for, take, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
 _LogProbabilities = Callable[[NDArray[np.float32], Tree], NDArray[np.float32]]
+#: Columns of batches that rows fill; which steps are live shows at the end.
+_FILLED = tuple(name for name in STEP_COLUMNS if name != "live")
+
 Where = NDArray[np.intp] | slice
 
 
@@ -54,9 +57,7 @@ class Rows:
         shape = (first_rows, self.width)
         self.columns: dict[str, Any] = {
             "observations": zeros(observation_space, shape),
-            "rewards": np.zeros(shape, np.float32),
-            "terminated": np.zeros(shape, np.bool_),
-            "truncated": np.zeros(shape, np.bool_),
+            **{name: np.zeros(shape, STEP_COLUMNS[name]) for name in _FILLED},
             # Where a row or an episode begins: the episode, its number of earlier steps, and the
             # generation and the update of the weights that act.
             "beginnings": np.zeros((*shape, 4), np.uint64),
@@ -65,7 +66,6 @@ class Rows:
             "states": {},
             # Log-probabilities came with the steps.
             "recorded": np.zeros(first_rows, np.bool_),
-            "action_logp": np.zeros(shape, np.float32),
             "inputs": np.zeros((*shape, *blank_inputs.shape), np.float32),
         }
         self.by_step: dict[str, Any] = {}
@@ -189,11 +189,8 @@ class Rows:
         return EpisodeBatch(
             observations=kept["observations"],
             actions=kept["actions"],
-            rewards=kept["rewards"],
-            terminated=kept["terminated"],
-            truncated=kept["truncated"],
+            **{name: kept[name] for name in _FILLED},
             live=live,
-            action_logp=action_logp,
             last_observations=last_observations,
             states=kept["states"],
             final_observations=self._stacked([final[2] for final in finals]),
@@ -258,7 +255,7 @@ def _fill_up(kept: dict[str, Any], live: NDArray[np.bool_], last_observations: T
     last = np.maximum(kept["lengths"][rows] - 1, 0)  # [D]
     put(kept["actions"], (rows, steps), take(kept["actions"], (rows, last)))
     kept["inputs"][rows, steps] = kept["inputs"][rows, last]
-    for name in ("rewards", "terminated", "truncated"):
+    for name in _FILLED:
         kept[name][~live] = 0
 
 

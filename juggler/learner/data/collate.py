@@ -16,13 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.runtime.actors.resources import usable_cores
-from juggler.runtime.episodes.batch import EpisodeBatch, batch_of_columns
+from juggler.runtime.episodes.batch import STEP_COLUMNS, EpisodeBatch, batch_of_columns
 from juggler.runtime.modules import columns as c
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name
-
-#: Step columns that are padded with zeros (false).
-_ZERO_FILLED = (c.REWARDS, c.TERMINATED, c.TRUNCATED, c.LIVE, c.ACTION_LOGP)
 
 #: Columns of indices, int64 in a sample. Row indices count through all batches.
 _ROW_INDICES = (c.FINAL_ROWS, c.SEGMENT_ROWS)
@@ -80,7 +77,7 @@ def collate(batches: Sequence[EpisodeBatch], *, pin_memory: bool = False) -> dic
         *(b.actions for b in batches),
         *(tree_map(lambda x: x[:, -1:], b.actions) for b in batches),  # [N, 1, ...]
     )
-    for name in _ZERO_FILLED:
+    for name in STEP_COLUMNS:  # padded with zeros (false)
         arrays = [getattr(batch, name) for batch in batches]
         sample[name] = copies.steps(*arrays, *(np.zeros((), array.dtype) for array in arrays))
     sample[c.STATES] = tree_map(copies.joined, *(batch.states for batch in batches))

@@ -19,6 +19,7 @@ from juggler.runtime.connectors.leaves import acted_dtype
 from juggler.runtime.connectors.pipelines import LearnerPipeline
 from juggler.runtime.episodes.batch import (
     COLUMNS,
+    STEP_COLUMNS,
     EpisodeBatch,
     all_finite,
     batch_of_columns,
@@ -290,11 +291,10 @@ def _columns(
         c.LAST_OBSERVATIONS: zeros(observation_space, (1,)),  # [1, ...]
         c.ACTIONS: zeros(action_space, shape),  # [1, T, ...]
         c.STATES: tree_map(lambda x: np.asarray(x)[None], states),  # [1, ...]
-        c.LIVE: np.ones(shape, np.bool_),
     }
     # The episode continues after the row, so it has no final observation.
-    columns |= {name: np.zeros(shape, np.bool_) for name in (c.TERMINATED, c.TRUNCATED)}
-    columns |= {name: np.zeros(shape, np.float32) for name in (c.REWARDS, c.ACTION_LOGP)}
+    columns |= {name: np.zeros(shape, dtype) for name, dtype in STEP_COLUMNS.items()}
+    columns[c.LIVE] |= True
     segment = (0, 0, _STEPS, 0)  # row, start, length, offset
     columns |= {
         name: np.array([each], np.int32) for name, each in zip(c.SEGMENTS, segment, strict=True)

@@ -16,9 +16,7 @@ from juggler.runtime.connectors.connector import ContextConnector
 from juggler.runtime.connectors.encoding import ClipActions
 from juggler.runtime.connectors.leaves import in_dtype
 from juggler.runtime.connectors.pipelines import EnvToModule, ModuleToEnv
-from juggler.runtime.modules.acting_part import (
-    restarted,
-)
+from juggler.runtime.modules.acting_part import restarted
 from juggler.runtime.modules.array_module import ActingStep, ArrayModule, TensorModule
 from juggler.runtime.modules.columns import (
     ACTION_DIST_INPUTS,
@@ -182,13 +180,15 @@ class Actor:
         steps: T of a fragment, whose noise is drawn at once; 0: no fragments.
         seed: of the noise.
         module_to_env: maps chosen actions to the environments'; none: clips them to Box bounds.
-        connectors: connectors with contexts add earlier steps; none: nothing is added.
-        device: device for exploring on tensors, without contexts; None: on arrays.
+        connectors: from the environments to the module; its contexts add earlier steps. None: the
+            module sees the environments' observations.
+        device: of observations and actions, which are tensors, without contexts; None: arrays.
         shared: whether other code may change the module's weights.
 
     Attributes:
         module: as given.
-        connectors: as given.
+        connectors: from the environments to the module. The caller applies them to observations;
+            `act` adds the contexts.
         module_to_env: from chosen actions to the environments'.
         memory: states and contexts of each row.
         remembers: whether acting depends on earlier steps, so that `act` needs `first`.
@@ -211,30 +211,29 @@ class Actor:
         device: torch.device | None = None,
         shared: bool = False,
     ) -> None:
-        self.module, self.connectors, self.device = module, connectors, device
-        self._on_host: ActingModule
+        self.module, self.device = module, device
+        self.connectors = connectors or EnvToModule({}, {}, module.observation_space)
+        self._acting: ActingModule
         space = module.space if isinstance(module, RandomActions) else module.action_space
         clips = []
         if isinstance(module, RLModule):
-            self._on_host = ArrayModule(module, rows, shared)
             clips = [ClipActions(module.observation_space, space)]
+            if device is None:
+                self._acting = ArrayModule(module, rows, shared)
+            # The given module may be shared, and stays on the host.
+            else:
+                self._acting = TensorModule(deepcopy(module).to(device), rows, device)
         else:
-            self._on_host = module
+            self._acting = module
         self.module_to_env = module_to_env or ModuleToEnv(clips, space, space)
-        # A copy explores on the device; the best actions are chosen on the host.
-        self._exploring: ActingModule = self._on_host
-        if device is not None:
-            assert isinstance(module, RLModule)
-            self._exploring = TensorModule(deepcopy(module).to(device), rows, device)
-        self._last: ActingModule = self._exploring
         self.memory = RowMemory()
-        contexts = {} if connectors is None or device is not None else connectors.contexts
+        contexts = {} if device is not None else self.connectors.contexts
         self._contexts = Contexts(contexts, self.memory)
-        self._has_state = bool(self._on_host.initial_states(1))
+        self._has_state = bool(self._acting.initial_states(1))
         self.remembers = self._has_state or bool(contexts)
-        self._distribution = self._on_host.distribution
+        self._distribution = self._acting.distribution
         self.knows_log_probabilities = self._distribution is not None
-        self.blank_inputs = self._on_host.blank_inputs
+        self.blank_inputs = self._acting.blank_inputs
         # Drawing noise for a fragment takes little longer than for one step.
         size = 1 if self._distribution is None else max(1, self._distribution.noise_size)
         self._ahead = rows * steps or max(1, _NOISE_AHEAD // size)  # rows of noise
@@ -271,11 +270,11 @@ class Actor:
     @property
     def names(self) -> Collection[str]:
         """Names of the parameters and buffers that `load` takes."""
-        return self._on_host.names
+        return self._acting.names
 
     def weights(self) -> Mapping[str, NDArray[Any]]:
         """Return the weights by name, as views."""
-        return self._on_host.weights()
+        return self._acting.weights()
 
     def load(self, weights: Tree) -> None:
         """Load weights: arrays by the names of parameters and buffers.
@@ -283,15 +282,12 @@ class Actor:
         Raises:
             ValueError: they are for another module.
         """
-        self._on_host.load(weights)
-        if self._exploring is not self._on_host:
-            self._exploring.load(weights)
+        self._acting.load(weights)
 
     def take_notes(self) -> list[training_pb2.Note]:
-        """Return notes about how it acts, each once."""
-        acting = self._on_host
-        text, acting.note = acting.note, ""
-        return [training_pb2.Note(text=text, warning=acting.differed)] if text else []
+        """Return warnings about how it acts, each once."""
+        text, self._acting.note = self._acting.note, ""
+        return [training_pb2.Note(text=text, warning=True)] if text else []
 
     def require_log_probabilities(self) -> None:
         """Raise ValueError unless log-probabilities are known, which algorithms need."""
@@ -322,15 +318,12 @@ class Actor:
             observations: a tree [B, ...], as in batches, which is not changed.
             places: [B] of the rows, each once; None: all rows.
             first: [B] which observations begin an episode; needed if it `remembers`.
-            explore: act as in training; otherwise take the best actions, on the host.
+            explore: act as in training; otherwise take the best actions.
             given: actions [B, ...] that were chosen elsewhere; the module only keeps its state.
             noise: [B, M] of the distribution; none: drawn here.
             keep: keep the states before this step for `states_before`.
         """
-        acting = self._exploring if explore else self._on_host
-        if acting is not self._last:
-            self._last = acting
-            self.forget()  # arrays and tensors do not mix
+        acting = self._acting
         if not explore:
             # Actions and states may share their memory, which environments may write to.
             observations = tree_map(_own, observations)  # [B, ...]
@@ -463,7 +456,9 @@ class RandomActions:
 
     draws, distribution = False, None
     blank_inputs = np.zeros(0, np.float32)
-    note, differed, names = "", False, ()
+    note, names = "", ()
+
+    observation_space = spaces.Dict()  # of which it reads only a mask
 
     def __init__(self, action_space: Space[Any], seed: int = 0) -> None:
         self.module = self
@@ -523,6 +518,12 @@ class RandomActions:
 
     def infer(self, observations: Any, states: Any) -> ActingStep:
         return self.explore(observations, states)  # no action is better than any other
+
+
+def random_actor(observation_space: Space[Any], action_space: Space[Any], seed: int = 0) -> Actor:
+    """Return an actor that draws legal actions at random."""
+    connectors = EnvToModule({}, {}, observation_space)
+    return Actor(RandomActions(action_space), seed=seed, connectors=connectors)
 
 
 def noise_seed(seed: int) -> int:

@@ -58,6 +58,7 @@ class EnvToModule:
         contexts: Mapping[str, ContextConnector],
         observation_space: Space,
     ) -> None:
+        self._stored = dict(stored)
         self.stored = list(stored.values())
         self._mergeable = {
             name: each for name, each in stored.items() if isinstance(each, MergeableConnector)
@@ -71,9 +72,9 @@ class EnvToModule:
             self.module_observation_space = context.observation_space
 
     def acting_part(self) -> EnvToModule:
-        """Return the context connectors for acting on observations of batches."""
+        """Return the connectors without contexts that only learners use."""
         contexts = {name: each for name, each in self.contexts.items() if each.for_acting}
-        return EnvToModule({}, contexts, self.observation_space)
+        return EnvToModule(self._stored, contexts, self.observation_space)
 
     def numbers(self) -> dict[str, NDArray[Any]]:
         """Return the changing numbers by name, which `with_numbers` needs.

@@ -22,8 +22,8 @@ _CRITIC = ("critic_observations", "last_critic_observations", "final_critic_obse
 
 _BRANCHES = _TREES | {*_CRITIC}  # may be branches
 
-#: The other columns over [N, T], with the dtype they must have.
-_STEP_COLUMNS: dict[str, np.dtype[Any]] = {
+#: The other columns over [N, T], with their dtypes. Rows, samples and examples follow this table.
+STEP_COLUMNS: dict[str, np.dtype[Any]] = {
     "rewards": np.dtype(np.float32),
     "terminated": np.dtype(np.bool_),
     "truncated": np.dtype(np.bool_),
@@ -147,7 +147,7 @@ class EpisodeBatch:
             raise WireError(f"a batch of {n} rows and {t} steps holds nothing")
         observations = _arrays("observations", self.observations, (n, t))
         _arrays("actions", self.actions, (n, t))
-        for name, dtype in _STEP_COLUMNS.items():
+        for name, dtype in STEP_COLUMNS.items():
             _expect(name, getattr(self, name), dtype, (n, t))
         for name in ("final_rows", "segment_rows"):
             shape = getattr(self, name).shape

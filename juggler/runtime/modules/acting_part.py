@@ -139,16 +139,17 @@ def initial_states(module: RLModule, rows: int) -> Any:
     )
 
 
-def restarted(states: Any, initial: Any, first: Tensor) -> Any:
+def restarted(states: Any, initial: Any, first: Any) -> Any:
     """Replace states [N, ...] by initial ones where an episode starts.
 
     Args:
-        states: a tree of tensors.
-        initial: a tree of tensors.
+        states: a tree of tensors or arrays.
+        initial: a tree of the same kind.
         first: [N] bool, where an episode starts.
     """
+    where: Any = torch.where if isinstance(first, Tensor) else np.where
     return tree_map(
-        lambda start, state: torch.where(first.view(-1, *[1] * (state.ndim - 1)), start, state),
+        lambda start, state: where(first.reshape(-1, *[1] * (state.ndim - 1)), start, state),
         initial,
         states,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -20,6 +21,7 @@ from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVA
 from juggler.runtime.modules.distributions.base import DistributionSpec
 from juggler.runtime.modules.numpy_pass import (
     Array,
+    ArrayDistribution,
     LiveWeights,
     NotKnown,
     NumpyPass,
@@ -74,24 +76,26 @@ class TensorModule:
             returns them.
         distribution: of the actions, if the module returns its inputs; otherwise None.
         blank_inputs: zeros [D], in the shape of its inputs.
-        note: for the log: why torch acts; "": nothing to report.
-        differed: whether results differed.
+        note: a warning for the log; "": none.
 
     Raises:
         ValueError: the module's outputs do not follow its contract.
     """
 
-    note, differed = "", False
+    note = ""
 
     def __init__(self, module: RLModule, rows: int = 1, device: torch.device | None = None) -> None:
-        self.module, self.action_space = module.eval(), module.action_space
+        self.module = module.eval()
+        self.observation_space, self.action_space = module.observation_space, module.action_space
         self._device = device
         self._named = weights_of(module)
         self.begin()
+        # The outputs of a pass show what the module returns, and its specs are checked.
         blank: Any = zeros(module.observation_space, (rows,))  # [N, ...]
         observations = tree_map(lambda leaf: as_tensor(leaf).to(device), blank)
+        states = tree_map(lambda x: x.to(device), initial_states(module, rows))  # [N, ...]
         with torch.no_grad():
-            outputs, _ = self._outputs("exploration", observations, self._started(rows))
+            outputs, _ = self._outputs("exploration", observations, states)
         self.draws = ACTIONS not in outputs
         self.distribution: DistributionSpec | None = None
         self.blank_inputs = np.zeros(0, np.float32)
@@ -123,7 +127,7 @@ class TensorModule:
 
     def initial_states(self, rows: int) -> Any:
         """Return states [N, ...] at the start of episodes; {}: no states."""
-        return self._started(rows)
+        return tree_map(lambda start: _repeated(start, rows), self._initial)
 
     def restarted(self, states: Any, first: Any) -> Any:
         """Replace states [N, ...] by initial ones where an episode starts.
@@ -168,9 +172,6 @@ class TensorModule:
         distribution = spec(outputs[ACTION_DIST_INPUTS])
         return distribution.mode() if use == "inference" else distribution.sample(noise)
 
-    def _started(self, rows: int) -> Any:
-        return tree_map(lambda x: x.expand(rows, *x.shape[1:]).clone(), self._initial)
-
 
 class ArrayModule(TensorModule):
     """An `RLModule` that acts on NumPy arrays, one step at a time.
@@ -180,7 +181,7 @@ class ArrayModule(TensorModule):
     consecutive comparisons differ by more than 1e-4, torch acts from then on. Results equal
     torch's up to rounding.
 
-    When torch acts, its operations are recorded, if all code is Juggler's, torch's or
+    Other modules act in torch. Its operations are recorded, if all code is Juggler's, torch's or
     `may_act_in_numpy`: see `Recordings`.
 
     Weights may be loaded or changed in place. Other attributes of the module must not change,
@@ -210,16 +211,11 @@ class ArrayModule(TensorModule):
         self._storages = {kept[n].untyped_storage().data_ptr() for kept, n in self._places}
         self._named = weights_of(self.module)
         self._live = LiveWeights(self._shared)
-        self._passes = {use: self._pass(use) for use in _USES}
+        self._in_numpy: dict[Use, NumpyPass] = {}
         self._unsure = set(_USES)  # passes to compare with torch at the next call
-
-    def _pass(self, use: Use) -> NumpyPass | None:
-        if self.distribution is None or self.module.check_specs:
-            return None
-        try:
-            return numpy_pass(self.module, use, self._on_arrays, self._live)
-        except NotKnown:
-            return None
+        for use in _USES if self.distribution is not None and not self.module.check_specs else ():
+            with suppress(NotKnown):
+                self._in_numpy[use] = numpy_pass(self.module, use, self._on_arrays, self._live)
 
     def _pointers(self) -> list[int]:
         """Return the addresses of the weights."""
@@ -231,29 +227,19 @@ class ArrayModule(TensorModule):
 
     def begin(self) -> None:
         super().begin()
-        self._initial_arrays = tree_map(as_array, self._initial)  # [1, ...]
+        self._initial = tree_map(as_array, self._initial)  # [1, ...]
 
     def initial_states(self, rows: int) -> Any:
         if self._shared:
             self.begin()
-        return tree_map(lambda start: np.repeat(start, rows, 0), self._initial_arrays)
+        return super().initial_states(rows)
 
-    def restarted(self, states: Any, first: Any) -> Any:
-        return tree_map(
-            lambda start, state: np.where(first.reshape(-1, *[1] * (state.ndim - 1)), start, state),
-            self._initial_arrays,
-            states,
-        )
-
+    @np.errstate(all="ignore")  # as in torch: runners check results
     def _step(self, use: Use, observations: Any, states: Any, noise: Any) -> ActingStep:
-        with np.errstate(all="ignore"):  # as in torch: runners check results
-            return self._on_host(use, observations, states, noise)
-
-    def _on_host(self, use: Use, observations: Any, states: Any, noise: Any) -> ActingStep:
         if self._shared and self._pointers() != self._memory:
             self._make_passes()
-        in_numpy = self._passes[use]
-        if in_numpy is None or self.differed or self.module.check_specs:
+        in_numpy = self._in_numpy.get(use)
+        if in_numpy is None or self.module.check_specs:
             return self._in_torch(use, observations, states, noise)
         # A comparison costs a pass in torch, so comparisons become rarer.
         if self._live.follow():
@@ -280,19 +266,16 @@ class ArrayModule(TensorModule):
     def _in_torch(self, use: Use, observations: Any, states: Any, noise: Any) -> ActingStep:
         """Make a step in torch, recorded if allowed."""
         seen, before = tree_map(as_tensor, observations), tree_map(as_tensor, states)  # [N, ...]
-        if self._passes[use] or self.module.check_specs or self._recordings is None:
-            with torch.inference_mode():
-                outputs, after = self._outputs(use, seen, before)
-            found = outputs.get(ACTION_DIST_INPUTS)
-            inputs = None if found is None else as_array(found)  # [N, D]
-            actions = self._torch_actions(use, outputs, noise)
-            return ActingStep(actions, inputs, tree_map(as_array, after))
         # Names of inputs tell the recordings of both passes apart.
         given = {use: {OBSERVATIONS: seen, STATES: before} if before else {OBSERVATIONS: seen}}
-        outputs = self._recordings(self._forward, given, self._memory)
+        # Comparisons with NumPy are rare, and checks of specs are no operations.
+        if use in self._in_numpy or self.module.check_specs or self._recordings is None:
+            outputs = self._forward(given)
+        else:
+            outputs = self._recordings(self._forward, given, self._memory)
         found = outputs.get(ACTION_DIST_INPUTS)
         inputs = None if found is None else in_array(found)  # [N, D]
-        if inputs is None or ACTIONS in outputs:
+        if use in self._in_numpy or inputs is None or ACTIONS in outputs:
             actions = self._torch_actions(use, outputs, noise)
         else:
             actions = self._actions(use, inputs, noise)
@@ -300,7 +283,7 @@ class ArrayModule(TensorModule):
 
     @torch.no_grad()  # which splits composite operations such as dropout
     def _forward(self, inputs: Mapping[Use, Any]) -> dict[str, Any]:
-        """Return a pass's outputs as one tree, for a recording."""
+        """Return a pass's outputs as one tree."""
         ((use, given),) = inputs.items()
         outputs, after = self._outputs(use, given[OBSERVATIONS], given.get(STATES))
         names = [name for name in (ACTION_DIST_INPUTS, ACTIONS) if name in outputs]
@@ -344,11 +327,19 @@ class ArrayModule(TensorModule):
         return expected
 
     def _give_up(self, why: str) -> None:
-        self.differed = True
+        assert self.distribution is not None
+        self._in_numpy, self._on_arrays = {}, ArrayDistribution(self.distribution)
         self.note = (
             f"{type(self.module).__name__} acts in torch from now on, since NumPy gave "
             f"other results: {why}"
         )
+
+
+def _repeated(start: Any, rows: int) -> Any:
+    """Repeat an array or tensor [1, ...] to new [N, ...]."""
+    if isinstance(start, np.ndarray):
+        return np.repeat(start, rows, 0)
+    return start.expand(rows, *start.shape[1:]).clone()
 
 
 def _failure(error: Exception) -> str:

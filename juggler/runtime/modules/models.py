@@ -527,7 +527,8 @@ class QNetwork(Remembering):
         legal = torch.ones_like(values)  # [B, n]
         if self._masked:
             legal = batch[OBSERVATIONS][ACTION_MASK].to(values.dtype).view_as(values)
-        best = nn.functional.one_hot(values.argmax(-1), values.shape[-1])  # [B, n]
+        # Not `one_hot`, which reads the numbers: then operations could not be recorded.
+        best = torch.zeros_like(values).scatter(-1, values.argmax(-1, keepdim=True), 1.0)  # [B, n]
         any_action = legal / legal.sum(-1, keepdim=True).clamp(min=1)  # [B, n]
         # ε is [], or has a number for each row: see `with_own_exploration`.
         shares = self.epsilon * any_action + (1 - self.epsilon) * best  # [B, n]

@@ -1,12 +1,11 @@
 """Small built-in layers, modules and distributions in NumPy.
 
 For a few rows they take a fraction of torch's time. They are found by exact class, since a
-subclass may differ.
+subclass may differ. TD3's module is missing: nearly all of its runs' time is the learner's.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, Literal
@@ -18,8 +17,6 @@ from torch import Tensor, nn
 
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.modules.distributions.base import (
-    LARGEST_LOG_STD,
-    ClippedGaussianSpec,
     DistributionSpec,
     GaussianSpec,
     SquashedGaussianSpec,
@@ -35,9 +32,7 @@ from juggler.runtime.modules.encoders import NumberEncoder, OneHotEncoder, TreeE
 from juggler.runtime.modules.layers import MLP, DuelingHead, FreeLogStd, Linear, RecurrentCore, Tanh
 from juggler.runtime.modules.models import (
     LOG_STD_LIMITS,
-    SMALLEST_NOISE,
     ActorCritic,
-    DeterministicActorCritic,
     QNetwork,
     SoftActorCritic,
 )
@@ -427,20 +422,6 @@ def _soft(module: SoftActorCritic, _: Any, live: LiveWeights) -> NumpyPass:
     return run
 
 
-def _deterministic(
-    module: DeterministicActorCritic, _: ArrayDistribution, live: LiveWeights
-) -> NumpyPass:
-    encode, head = _layer(module.encoder, live), _layer(module.policy_head, live)
-    noise = live.view(module.exploration_noise)  # [], or [N, 1]
-
-    def run(observations: Any, states: Any) -> tuple[Array, Any]:
-        chosen = head(encode(observations))  # [N, M]
-        log_noise = np.log(np.maximum(noise, SMALLEST_NOISE))  # [], or [N, 1]
-        return np.concatenate([chosen, np.broadcast_to(log_noise, chosen.shape)], -1), states
-
-    return run
-
-
 def _q_values(module: QNetwork, _: Any, live: LiveWeights) -> NumpyPass:
     remember, normalize = _remembered(module, live), _layer(module.normalize, live)
     head, atoms = _layer(module.value_head, live), module.atoms
@@ -488,7 +469,6 @@ _PASSES: dict[Any, Callable[[Any, ArrayDistribution, LiveWeights], NumpyPass]] =
     QNetwork._forward: _q_values,
     QNetwork._forward_exploration: _epsilon_greedy,
     SoftActorCritic._forward: _soft,
-    DeterministicActorCritic._forward: _deterministic,
 }
 
 
@@ -604,27 +584,6 @@ class _SquashedGaussian(_Gaussian):
         return super()._fitted(np.where(bounded, squashed, actions))
 
 
-class _ClippedGaussian(_SquashedGaussian):
-    def sample(self, inputs: Array, noise: Array) -> Array:
-        _, low, width, lowest, highest = self._bounds
-        log_std = inputs[..., self._size :]  # [..., M]
-        anywhere = log_std > LARGEST_LOG_STD  # [..., M]
-        actions = np.exp(log_std)  # [..., M]
-        actions *= noise
-        actions *= np.float32(0.5) * width
-        actions += self.mode(inputs).reshape(actions.shape)
-        if anywhere.any():  # true until learning begins
-            actions = np.where(anywhere, low + width * _below(noise), actions)
-        np.minimum(np.maximum(actions, lowest, out=actions), highest, out=actions)
-        return actions.reshape(*actions.shape[:-1], *self._action_shape)
-
-
-def _below(z: Array) -> Array:
-    """Return the standard normal CDF; NumPy has no error function."""
-    chances = [0.5 * math.erfc(each) for each in (z * -math.sqrt(0.5)).ravel().tolist()]
-    return np.array(chances, z.dtype).reshape(z.shape)
-
-
 class _Composite(ArrayDistribution):
     def __init__(self, spec: CompositeSpec) -> None:
         super().__init__(spec)
@@ -663,6 +622,5 @@ _SHIPPED: dict[type[DistributionSpec], Callable[[Any], ArrayDistribution]] = {
     BernoulliSpec: _Bernoulli,
     GaussianSpec: _Gaussian,
     SquashedGaussianSpec: _SquashedGaussian,
-    ClippedGaussianSpec: _ClippedGaussian,
     CompositeSpec: _Composite,
 }

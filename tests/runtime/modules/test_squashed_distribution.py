@@ -30,7 +30,6 @@ from juggler.runtime.modules.distributions.base import (
     SquashedGaussian,
 )
 from juggler.runtime.modules.distributions.for_space import CompositeSpec, distribution_for
-from juggler.runtime.modules.numpy_pass import array_distribution
 
 BOX = spaces.Box(np.array([-1, 0, 10], np.float32), np.array([1, 5, 11], np.float32))
 ONE = spaces.Box(-1, 1, (1,), np.float32)
@@ -215,18 +214,6 @@ def test_gradients_are_zero_where_actions_are_uniform_and_the_usual_ones_beside(
         assert usual.abs().min() > 0
         torch.testing.assert_close(found[[1, 3]], usual)
         torch.testing.assert_close(found[[0, 2]], torch.zeros(2))
-
-
-def test_numpy_draws_the_uniform_actions_of_torch() -> None:
-    spec = ClippedGaussianSpec(np.array([[-2.0], [0.0]]), np.array([[5.0], [1.0]]))
-    noise = spec.draw_noise((8, 3), torch.Generator().manual_seed(0))  # [8, 3, 2]
-    inputs = torch.randn((8, 3, 4), generator=torch.Generator().manual_seed(1))
-    inputs[4:, :, 2:] = math.inf
-    on_arrays = array_distribution(spec)
-    found = on_arrays.sample(inputs.numpy(), noise.numpy())
-    np.testing.assert_allclose(found, spec(inputs).sample(noise).numpy(), rtol=1e-5, atol=1e-5)
-    assert found.shape == (8, 3, 2, 1)
-    np.testing.assert_allclose(on_arrays.mode(inputs.numpy()), spec(inputs).mode(), atol=1e-5)
 
 
 # A distribution of one's own: the example in DistributionSpec's docstring.
