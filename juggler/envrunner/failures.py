@@ -20,6 +20,10 @@ class VideoFailed(OSError):
 class EnvironmentFailed(Exception):
     """An environment raised, hung, died, or broke Gymnasium's contract.
 
+    Args:
+        environment, call, reason, traceback: as below.
+        passing: it may not happen again, because it hung, or its process or connection ended.
+
     Attributes:
         environment: its name, such as "environment 3 (CartPole-v1)".
         call: the call that failed: "constructor", "reset" or "step".
@@ -36,14 +40,15 @@ class EnvironmentFailed(Exception):
         reason: str,
         traceback: str = "",
         *,
-        lasting: bool = False,
+        passing: bool = False,
     ) -> None:
         super().__init__(environment, call, reason, traceback)
         self.environment = environment
         self.call = call
         self.reason = reason
         self.traceback = traceback
-        self.lasting = lasting
+        # An exception may pass by itself, too, as long as its time is unknown.
+        self.lasting = not (passing or traceback)
         self.when = ""
         if traceback:
             self.add_note(traceback)  # notes are part of every printed traceback
@@ -63,8 +68,8 @@ class EnvironmentFailed(Exception):
         return f"{self.environment} failed in {self.call}: {self.reason}{self.when}"
 
     def in_round(self, number: int) -> None:
-        """Set the round of a failure. An exception in `step` becomes lasting."""
-        if self.call == "step":
+        """Set the round of a failure, with which an exception becomes lasting."""
+        if self.call in ("reset", "step"):
             self.when = f" (in round {number} of its EnvRunner)"
             self.lasting = self.lasting or bool(self.traceback)
 

@@ -306,9 +306,14 @@ def test_an_exception_of_a_step_lasts_if_it_comes_again_in_the_same_round() -> N
 
 @pytest.mark.parametrize("call", ["reset", "step"])
 def test_what_may_pass_by_itself_does_not_last(call: str) -> None:
-    failed = EnvironmentFailed("environment 0", call, "it did not answer within 5 s")
+    failed = EnvironmentFailed("environment 0", call, "it did not answer within 5 s", passing=True)
     failed.in_round(1)
     assert not failed.lasting
+
+
+@pytest.mark.parametrize("call", ["constructor", "reset", "step"])
+def test_a_broken_rule_lasts(call: str) -> None:
+    assert EnvironmentFailed("environment 0", call, "its reward must be a number").lasting
 
 
 def test_a_reset_as_gym_had_it_is_told_what_gymnasium_has() -> None:

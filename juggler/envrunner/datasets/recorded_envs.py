@@ -99,7 +99,7 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
         except DatasetError as error:
             # A restarted EnvRunner would read the same damage.
             where = f"data set {self.dataset.name!r}"
-            raise EnvironmentFailed(where, "reading", str(error), lasting=True) from error
+            raise EnvironmentFailed(where, "reading", str(error)) from error
 
 
 def _copy_step(tree: Any, row: int, episode: Any, step: int) -> None:

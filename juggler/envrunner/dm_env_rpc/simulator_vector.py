@@ -447,7 +447,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
 
     def _failure(self, index: int, call: str, reason: str) -> EnvironmentFailed:
         where = f"environment {index} (dm_env_rpc://{self._agents[index].address})"
-        return EnvironmentFailed(where, call, reason)
+        return EnvironmentFailed(where, call, reason, passing=call != "constructor")
 
 
 def simulators(config: EnvRunnerConfig, runner: int = 0) -> SimulatorVector:

@@ -176,9 +176,7 @@ class ObservedChoices:
 
     def _failure(self, row: int, step: int, what: str) -> EnvironmentFailed:
         when = f"before step {step} of {self._during} " if self._during else ""
-        return EnvironmentFailed(
-            self._name(row), "step", f"{when}its observation{what}", lasting=True
-        )
+        return EnvironmentFailed(self._name(row), "step", f"{when}its observation{what}")
 
 
 def observe_masks(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:

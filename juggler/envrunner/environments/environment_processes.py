@@ -246,7 +246,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
             ready = self._answers.poll(left)
             if not ready:
                 reason = f"no answer within {seconds:g} s (step_deadline_seconds)"
-                raise EnvironmentFailed(self.name_of(*sorted(late)), call, reason)
+                raise EnvironmentFailed(self.name_of(*sorted(late)), call, reason, passing=True)
             # In the order of arrival, so that one that has died is noticed at once.
             for descriptor, _ in ready:
                 row = self._row_of[descriptor]
@@ -269,7 +269,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
         codes = {i: p.exitcode for i, p in enumerate(self.processes) if p.exitcode is not None}
         ends = ", ".join(str(code) for code in codes.values())
         reason = f"its process ended with exit code {ends} (-N: by signal N)"
-        return EnvironmentFailed(self.name_of(*codes), call, reason)
+        return EnvironmentFailed(self.name_of(*codes), call, reason, passing=True)
 
 
 def _copy_action(into: Any, given: Any) -> None:

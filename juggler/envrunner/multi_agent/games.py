@@ -727,7 +727,7 @@ class GamesInTurn:
 
     def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
         if isinstance(error, BrokenRule):
-            return EnvironmentFailed(self.name_of(index), call, error.reason, lasting=True)
+            return EnvironmentFailed(self.name_of(index), call, error.reason)
         return EnvironmentFailed.during(self.name_of(index), call, error)
 
 

@@ -413,10 +413,10 @@ class ModuleSlots:
             if not has_one.all():
                 reason = "its action mask has no legal action where it is to act"
                 where = self._named(self.acting[has_one.argmin()])
-                raise EnvironmentFailed(where, "step", reason, lasting=True)
+                raise EnvironmentFailed(where, "step", reason)
         if found := find_non_binary(masks):
             (at, *_), what = found
-            raise EnvironmentFailed(self._named(self.acting[at]), "step", what, lasting=True)
+            raise EnvironmentFailed(self._named(self.acting[at]), "step", what)
 
     def _named(self, place: int) -> str:
         """Name the agent at a place, for messages."""

@@ -337,7 +337,7 @@ class VectorTurns:
             arrays = [(path, given[path]) for path, _ in of_space]
         except (KeyError, TypeError) as error:
             reason = f"its {what} have other parts than {space}: {error!r}"
-            raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True) from None
+            raise EnvironmentFailed(self._all_of_them, call, reason) from None
         # NumPy would repeat a missing axis, and truncate numbers.
         for (path, leaf), (_, array) in zip(of_space, arrays, strict=True):
             shape = (*leading, *(leaf.shape or ()))
@@ -349,7 +349,7 @@ class VectorTurns:
                     f"its {what}{part} are {array.dtype} of shape {list(array.shape)}, and "
                     f"must be {leaf.dtype} of shape {list(shape)}"
                 )
-                raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True)
+                raise EnvironmentFailed(self._all_of_them, call, reason)
         leaves = zip(arrays, of_space, strict=True)
         return unflatten(
             (path, np.asarray(array, leaf.dtype)) for (path, array), (_, leaf) in leaves
@@ -368,18 +368,18 @@ class VectorTurns:
                     f"its {name} must be an array of {'numbers' if of_numbers else 'bool'} with "
                     f"shape {list(shape)}, not {array!r}"
                 )
-                raise EnvironmentFailed(self._all_of_them, call, reason, lasting=True)
+                raise EnvironmentFailed(self._all_of_them, call, reason)
 
     def _read(self, infos: Any) -> tuple[dict[str, NDArray[Any]], str]:
         """Return numbers in a step's infos, and a description of unread parts."""
         if not isinstance(infos, Mapping):
             reason = f"its infos must be a dict of arrays by name, not {infos!r}"
-            raise EnvironmentFailed(self._all_of_them, "step", reason, lasting=True)
+            raise EnvironmentFailed(self._all_of_them, "step", reason)
         return arrays_in(infos, self._shape)
 
     def _failure(self, env: int, call: str, reason: str) -> EnvironmentFailed:
         where = f"environment {env} ({self._name})"
-        return EnvironmentFailed(where, call, reason, lasting=True)
+        return EnvironmentFailed(where, call, reason)
 
 
 def _kept(observations: Tree, slots: NDArray[np.intp]) -> Tree:
