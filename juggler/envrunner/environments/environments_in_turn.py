@@ -226,8 +226,8 @@ def put_reward(rewards: NDArray[np.float64], row: int, reward: Any) -> None:
         BadResult: it is no number.
     """
     try:
-        if reward is None:  # NumPy would make it NaN
-            raise TypeError("None is not a float")
+        if reward is None or isinstance(reward, str | bytes):  # NumPy would convert it
+            raise TypeError(f"{reward!r} is not a float")
         rewards[row] = reward
     except Exception as error:
         raise BadResult(no_reward(reward, error)) from None

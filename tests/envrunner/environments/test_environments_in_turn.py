@@ -275,6 +275,7 @@ def rewarded(reward: Any) -> Callable[..., Any]:
         ("step", rewarded([1.0, 2.0]), r"return a number as the reward \("),
         ("step", rewarded({"a": 1.0}), r"return a number as the reward \("),
         ("step", rewarded(None), r"return a number as the reward \("),
+        ("step", rewarded("1.0"), r"return a number as the reward \('1.0' is not a float\)"),
         (
             "step",
             rewarded(np.ones(1)),
