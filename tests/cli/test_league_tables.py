@@ -156,7 +156,7 @@ def test_more_than_two_sides_are_told(checkpoint: Checkpoint) -> None:
 def test_copies_are_among_those_who_can_be_named(checkpoint: Checkpoint) -> None:
     assert checkpoint.path is not None
     (checkpoint.path.parents[1] / "frozen" / "main-0-v1").mkdir(parents=True)
-    seats = _Seats(checkpoint.path, ("main-0",), 0, False)
+    seats = _Seats(checkpoint.path, ("main-0",), 0)
     told = "neither a module or a copy of this run .*: known are main-0, main-0-v1, random$"
     with pytest.raises(ConfigError, match=told):
         seats._policy("xyz")
