@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from juggler.launch import slurm, ssh
 from juggler.launch.engine import ROLES, Launch, LaunchError, NoAnswer
 from juggler.launch.slurm import DRIVER_SCRIPT, WORKER_SCRIPT, SlurmRun
 from juggler.launch.ssh import Host, Hosts, SshRun, shared_out
-from juggler.runtime.actors.supervisor import RestartPolicy
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def run(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[SshRun]:
-    policy = RestartPolicy(first_delay=0.05, quarantine_after=99, most_in_window=99)
+    policy = replace(ssh._POLICY, first_delay=0.05)
     monkeypatch.setattr(ssh, "_POLICY", policy)
     hosts = Hosts("127.0.0.1:0", (Host("a", env_runners=1, learners=1),))
     made = SshRun(Launch(tmp_path / "run", ""), hosts, said.append)

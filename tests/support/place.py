@@ -210,7 +210,10 @@ def checkpoints(run_dir: Path) -> list[Path]:
 
 
 def train_beyond_a_checkpoint(run_dir: Path, otherwise: Callable[[], str]) -> None:
-    """Wait until updates are newer than the newest checkpoint."""
+    """Wait until updates are newer than the newest checkpoint.
+
+    The status is up to a second old, so checkpoints must be further apart.
+    """
     before = set(checkpoints(run_dir))
     new = eventually(lambda: set(checkpoints(run_dir)) - before, 60, otherwise)
     saved = max(int(checkpoint.name) for checkpoint in new)

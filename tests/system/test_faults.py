@@ -142,7 +142,7 @@ def test_a_killed_envrunner_is_replaced_and_what_it_held_is_counted(place: Place
 @pytest.mark.slow
 def test_a_run_whose_only_learner_is_killed_goes_on_from_its_checkpoint(place: Place) -> None:
     directory = place.path / "run"
-    options = ["--run-dir", "run", "--stop-return", 501, "--checkpoint-seconds", 1]
+    options = ["--run-dir", "run", "--stop-return", 501, "--checkpoint-seconds", 4]
     run = place.start("train", "cartpole", *options)
     learner = place.worker("learner 0")
     train_beyond_a_checkpoint(directory, lambda: run.output)
