@@ -279,8 +279,10 @@ def wait_until_ready(
             found = why_not_secure(address, peer, tls)
             if found and found == refused:  # a single refusal may be a server that just ended
                 raise EndpointError(refused) from None
-            # On a busy host, the second connection may get no answer.
-            refused = found or refused
+            # On a busy host, the second connection may get no answer; if there is none, the server
+            # that refused has ended.
+            if found or (refused and _why_no_connection(address)):
+                refused = found
             if time.monotonic() - reported_at >= max(_REPORT_SECONDS, timeout / _MOST_REPORTS):
                 reported_at = time.monotonic()
                 why = _why_no_connection(address)

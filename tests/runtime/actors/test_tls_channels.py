@@ -99,6 +99,36 @@ def test_a_refusal_is_logged_also_when_a_busy_host_shows_it_only_now_and_then(
     assert len(reports) >= 2
 
 
+def test_two_servers_that_end_in_a_handshake_are_no_refusal(
+    server: grpc.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker waits for a driver that is restarted twice."""
+    ending = socket.create_server(("127.0.0.1", 0), backlog=1000)
+    number = ending.getsockname()[1]
+    address, looks = f"127.0.0.1:{number}", 0
+
+    def look(*_: object) -> str:
+        nonlocal ending, looks
+        looks += 1
+        match looks:
+            case 2:
+                ending.close()
+            case 3:
+                ending = socket.create_server(("127.0.0.1", number), backlog=1000)
+                return "A"
+            case 4:
+                ending.close()
+                bind(server, address)
+                server.start()
+        return "A" if looks == 1 else ""
+
+    monkeypatch.setattr(endpoints, "why_not_secure", look)
+    monkeypatch.setattr(endpoints, "_LOOK_SECONDS", 0.05)
+    with dial(address) as channel:
+        wait_until_ready(channel, address, "driver", 60.0)
+    assert looks >= 4
+
+
 def test_a_host_must_have_the_name_by_which_it_is_dialed(server: grpc.Server, tls: Tls) -> None:
     addresses = [bind(server, f"{host}:0", tls=tls) for host in ("127.0.0.1", "127.0.0.9")]
     server.start()
