@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import socket
@@ -169,6 +170,19 @@ def test_who_waits_for_a_driver_is_told_so_now_and_then(monkeypatch: pytest.Monk
     assert len(told) >= 2
     text = "no driver answers at 127.0.0.1:1 yet (Connection refused): waiting"
     assert all(text in line for line in told)
+
+
+def test_a_wait_without_an_end_is_told_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Told(Exception):
+        pass
+
+    def report(text: str) -> None:
+        raise Told(text)
+
+    monkeypatch.setattr(endpoints, "_REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(endpoints, "_LONGEST_REPORT_SECONDS", 0.1)
+    with dial("127.0.0.1:1") as channel, pytest.raises(Told, match="waiting inf s more"):
+        wait_until_ready(channel, "127.0.0.1:1", "driver", math.inf, report=report)
 
 
 def test_a_name_of_a_host_that_nobody_knows_is_told() -> None:
