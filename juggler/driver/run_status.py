@@ -34,14 +34,15 @@ class StatusReader:
     def read(self) -> status_pb2.RunStatus:
         parts, records = self.parts, self.parts.metrics.workers
         rates = records.rates()
-        # Numbers of the run are in its metrics; the rest changes faster, or is for operators.
         status = status_pb2.RunStatus(
             run_id=self.run_id,
             run_dir=str(parts.run_dir.resolve()),
             env=parts.config.env_runner.env,
             algorithm=parts.config.learner.algorithm,
             phase=parts.end.reason or "training",
+            # Numbers of the run are in its metrics; the rest changes faster, or is for operators.
             metrics=json.dumps(to_json(self.newest_line())),
+            updates=parts.metrics.updates,
             queues=self._queues(),
             staleness=_histogram(parts.metrics.staleness),
             sample_request_seconds=_histogram(parts.commands.sample_request_seconds),

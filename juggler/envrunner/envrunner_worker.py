@@ -313,11 +313,6 @@ class EnvRunner(SamplingWorker):
         gone = partial(self._is_waiting, streams, *changes)
         return streams.act_on(at_least, gone, partial(self._load, streams.module_id))
 
-    def _is_waiting(self, streams: LearnerStreams, *kinds: type[Any]) -> bool:
-        """Return whether the loop ends, or a command about this module waits."""
-        mine = streams.module_id
-        return any(self._loop.waits(kind, lambda each: each.module_id == mine) for kind in kinds)
-
     def _load(self, module_id: str, weights: Tree) -> None:
         assert self._stage is not None
         self._stage.load(module_id, weights)

@@ -252,6 +252,11 @@ class SamplingWorker(ABC):
             requests, self._round = self._round.requests, RequestedRound()
             self._play(requests)
 
+    def _is_waiting(self, streams: LearnerStreams, *kinds: type[Any]) -> bool:
+        """Return whether the loop ends, or a command about this module waits."""
+        mine = streams.module_id
+        return any(self._loop.waits(kind, lambda each: each.module_id == mine) for kind in kinds)
+
     def _checkpoint(self, command: training_pb2.Evaluate) -> tuple[Mapping[str, Tree], Version]:
         """Return weights and connectors of a checkpoint's modules, and its version."""
         if command.HasField("version"):

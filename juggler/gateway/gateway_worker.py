@@ -333,8 +333,10 @@ class GatewayRunner(SamplingWorker):
         module_id, newest = self._of_league().first, list[Tree]()
         streams = self._streams[module_id]
         streams.version = None  # an earlier evaluation may have had the same weights
-        removed = partial(self._loop.waits, training_pb2.RemovePlayer)
-        if not streams.act_on(Version(0, 0), removed, newest.append):
+        # A learner that leaves during the wait will never send weights.
+        changes = (training_pb2.Learners, training_pb2.RemovePlayer)
+        gone = partial(self._is_waiting, streams, *changes)
+        if not streams.act_on(Version(0, 0), gone, newest.append):
             return {}, Version(0, 0)
         learned = from_bytes(command.connector_state) if command.connector_state else {}
         tree: Tree = {WEIGHTS: newest[0], CONNECTORS: learned.get(module_id, {})}

@@ -18,6 +18,7 @@ from support.pages import ROOT
 from support.workers_world import ROWS, STEPS, WorkersWorld
 
 from juggler.cli.status import table
+from juggler.driver.core.events import PeersMet
 from juggler.driver.monitoring import plain_status
 from juggler.driver.periodic_work import PeriodicWork, metrics_line
 from juggler.driver.record.progress import Journal
@@ -119,6 +120,16 @@ def test_metrics_that_the_page_names_are_there(watched: Watched) -> None:
     for name in named:
         known = any(each.startswith(f"juggler_{name}") for each in there)
         assert known or name.startswith(of_others), name
+
+
+def test_the_counter_of_updates_stays_when_a_group_returns_to_an_earlier_one(
+    watched: Watched,
+) -> None:
+    watched.update()
+    watched.world.parts.happened(PeersMet(generation=2, update=0))
+    samples = _samples(watched.read())
+    assert samples["weights_update",] == 0
+    assert samples["updates_total",] == 1
 
 
 def test_drops_are_told_by_reason(watched: Watched) -> None:

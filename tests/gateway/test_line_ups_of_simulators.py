@@ -19,6 +19,7 @@ from support.gateway_world import (
 
 from juggler.client import AgentsSession, GatewayError
 from juggler.client.space_values import Values
+from juggler.envrunner import learner_streams
 from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
@@ -443,6 +444,22 @@ def test_an_evaluation_ends_with_its_player_and_the_next_one_is_played_by_anothe
         assert episode(session, 2) == MAIN_MAIN
         done = world.driver.hear(training_pb2.Evaluation)
         assert [each.module_id for each in done.agent_returns] == ["new", "new"]
+
+
+def test_an_evaluation_does_not_wait_for_weights_of_a_learner_that_has_left(
+    make_world: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_streams, "FIRST_WEIGHTS_SECONDS", 1.0)
+    world = league(make_world)
+    with world.connect(*AGENTS):
+        world.begin()
+        dead = world.learners["main"].message()
+        dead.learners[0].incarnation, dead.learners[0].addresses[:] = "two", ["unix:/nowhere"]
+        world.driver.ask(dead, attach_pb2.Done)
+        nobody = training_pb2.Learners(module_id="main", generation=3)
+        world.driver.tell(training_pb2.Evaluate(episodes=1), nobody)
+        assert not world.driver.hear(training_pb2.Evaluation).episode_returns
+        world.driver.hear(attach_pb2.Done)
 
 
 def test_the_episode_of_an_evaluation_is_of_no_match_where_its_session_breaks(

@@ -182,6 +182,7 @@ class Metrics(Episodes):
         infos: by name, numbers from environments' infos, of the newest episodes that had them.
         custom: by name, the newest number that callbacks recorded.
         rate: steps trained on per second, at the last line.
+        updates: number of updates that made new weights, in this process.
         by_module: metrics of each module, by module id.
         by_agent: metrics of each of several agents, by name, unless there are many.
     """
@@ -198,6 +199,7 @@ class Metrics(Episodes):
     by_agent: dict[str, AgentMetrics] = field(default_factory=dict)
     staleness: Histogram = field(default_factory=lambda: Histogram(_STALENESS))
     rate: TrainingRate = field(default_factory=TrainingRate)
+    updates: int = 0
     # Since the last line.
     _staleness_lately: StalenessSince = field(default_factory=StalenessSince)
     _trained_last: tuple[float, int] = (0.0, 0)  # (training time, steps trained)

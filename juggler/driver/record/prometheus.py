@@ -87,7 +87,6 @@ _Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 _Table = tuple[tuple[_Family, str, str, str] | tuple[_Family, str, str, str, str], ...]
 _RUN: Final[_Table] = (
     (_GAUGE, "wall_seconds", "Duration of the run", "wall_time"),
-    (_COUNTER, "updates", "Updates that made new weights", "updates"),
     (_COUNTER, "restarts", "Processes that replaced others", "restarts"),
     (_GAUGE, "weights_generation", "Generation of the newest weights", "weights_version.0"),
     (_GAUGE, "weights_update", "Update of the newest weights", "weights_version.1"),
@@ -113,11 +112,12 @@ _RUN: Final[_Table] = (
     (_GAUGE, "league_players", "Players that can play", "league.players"),
     (_GAUGE, "league_historical_players", "Of these, frozen ones", "league.historical"),
 )
-_QUEUES: Final[_Table] = (
-    (_GAUGE, "requests_in_flight", "Open sample requests", "requests_in_flight"),
-    (_GAUGE, "updates_in_flight", "Updates issued, not answered", "updates_in_flight"),
-    (_GAUGE, "queued_batches", "Batches waiting at learners", "queued_batches"),
-    (_GAUGE, "queued_steps", "Steps of these batches", "queued_steps"),
+_NOW: Final[_Table] = (
+    (_COUNTER, "updates", "Updates that made new weights, in this process", "updates"),
+    (_GAUGE, "requests_in_flight", "Open sample requests", "queues.requests_in_flight"),
+    (_GAUGE, "updates_in_flight", "Updates issued, not answered", "queues.updates_in_flight"),
+    (_GAUGE, "queued_batches", "Batches waiting at learners", "queues.queued_batches"),
+    (_GAUGE, "queued_steps", "Steps of these batches", "queues.queued_steps"),
 )
 _MODULE: Final[_Table] = (
     (_GAUGE, "module_return_mean", "Mean of its agents' last 100 returns", "episode_return_mean"),
@@ -173,7 +173,7 @@ def families(status: Mapping[str, Any]) -> Iterator[Metric]:
     yield run
     line = status["metrics"]
     yield from _metrics(_RUN, {"": line})
-    yield from _metrics(_QUEUES, {"": status["queues"]})
+    yield from _metrics(_NOW, {"": status})
     yield from _metrics(_MODULE, line.get("by_module", {}), "module")
     yield from _metrics(_AGENT, line.get("by_agent", {}), "agent")
     yield from _metrics(_PLAYER, line.get("league", {}).get("learning", {}), "player")

@@ -347,6 +347,7 @@ class LearnerEvents:
         before = module.weights_version
         self._parts.happened(update)
         if module.weights_version != before:
+            self._parts.metrics.updates += 1
             self._parts.callbacks.updated(update.module_id, metrics)
 
     def left(self, event: WorkerLeft) -> None:

@@ -20,6 +20,7 @@ PROTOCOL_VERSION = 8
 
 _LOOK_SECONDS = 0.5
 _REPORT_SECONDS, _MOST_REPORTS = 5.0, 20
+_LONGEST_REPORT_SECONDS = 30.0  # also if there are more reports
 
 _SIZES = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -279,9 +280,13 @@ def wait_until_ready(
             found = why_not_secure(address, peer, tls)
             if found and found == refused:  # a single refusal may be a server that just ended
                 raise EndpointError(refused) from None
-            # On a busy host, the second connection may get no answer.
-            refused = found or refused
-            if time.monotonic() - reported_at >= max(_REPORT_SECONDS, timeout / _MOST_REPORTS):
+            # On a busy host, the second connection may get no answer; if there is none, the server
+            # that refused has ended.
+            if found or (refused and _why_no_connection(address)):
+                refused = found
+            # More seldom in a long wait.
+            pause = min(timeout / _MOST_REPORTS, _LONGEST_REPORT_SECONDS)
+            if time.monotonic() - reported_at >= max(_REPORT_SECONDS, pause):
                 reported_at = time.monotonic()
                 why = _why_no_connection(address)
                 what = "" if why else refused

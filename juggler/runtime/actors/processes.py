@@ -162,6 +162,7 @@ END_SIGNAL = signal.SIGRTMIN + 7
 _END_SECONDS = 3.0  # for the forkserver to end; it may be stopped
 _LOCK_SECONDS = 1.0  # to wait for a start under way
 _LEAVE_SECONDS = 5.0
+_LONGEST_SECONDS = 1e9  # of a timer of the kernel
 _LONGEST_WORDS = 1000  # characters
 
 _start_lock = threading.Lock()
@@ -316,7 +317,7 @@ def must_end(seconds: float = _LEAVE_SECONDS) -> None:
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, _LONGEST_SECONDS))
 
 
 def leave(code: int | str | None) -> NoReturn:

@@ -28,7 +28,7 @@ from juggler.runtime.wire.v1 import status_pb2
 
 
 def status() -> dict[str, Any]:
-    read = status_pb2.RunStatus(metrics='{"updates": 3}')
+    read = status_pb2.RunStatus(updates=3)
     for histogram in (read.staleness, read.sample_request_seconds, read.update_seconds):
         histogram.counts.append(0)
     return plain_status(read)

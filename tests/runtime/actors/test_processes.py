@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from support.processes import NEVER, QUICK, Exits, eventually, sleeper
 
 from juggler.runtime.actors import supervisor
 from juggler.runtime.actors.hub import Mailbox
-from juggler.runtime.actors.processes import WorkerProgram, cool_down, warm_up
+from juggler.runtime.actors.processes import WorkerProgram, cool_down, must_end, warm_up
 from juggler.runtime.actors.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
@@ -72,6 +73,15 @@ def _stopped_forkserver() -> psutil.Process:
     server = psutil.Process(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
     server.suspend()
     return server
+
+
+def test_an_end_may_be_as_far_away_as_one_likes() -> None:
+    """Workers with --reattach-seconds inf wait for a driver forever."""
+    try:
+        must_end(math.inf)
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 1e8
+    finally:
+        must_end(0)
 
 
 def test_a_start_that_fails_is_told_and_tried_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import socket
@@ -99,6 +100,36 @@ def test_a_refusal_is_logged_also_when_a_busy_host_shows_it_only_now_and_then(
     assert len(reports) >= 2
 
 
+def test_two_servers_that_end_in_a_handshake_are_no_refusal(
+    server: grpc.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker waits for a driver that is restarted twice."""
+    ending = socket.create_server(("127.0.0.1", 0), backlog=1000)
+    number = ending.getsockname()[1]
+    address, looks = f"127.0.0.1:{number}", 0
+
+    def look(*_: object) -> str:
+        nonlocal ending, looks
+        looks += 1
+        match looks:
+            case 2:
+                ending.close()
+            case 3:
+                ending = socket.create_server(("127.0.0.1", number), backlog=1000)
+                return "A"
+            case 4:
+                ending.close()
+                bind(server, address)
+                server.start()
+        return "A" if looks == 1 else ""
+
+    monkeypatch.setattr(endpoints, "why_not_secure", look)
+    monkeypatch.setattr(endpoints, "_LOOK_SECONDS", 0.05)
+    with dial(address) as channel:
+        wait_until_ready(channel, address, "driver", 60.0)
+    assert looks >= 4
+
+
 def test_a_host_must_have_the_name_by_which_it_is_dialed(server: grpc.Server, tls: Tls) -> None:
     addresses = [bind(server, f"{host}:0", tls=tls) for host in ("127.0.0.1", "127.0.0.9")]
     server.start()
@@ -139,6 +170,19 @@ def test_who_waits_for_a_driver_is_told_so_now_and_then(monkeypatch: pytest.Monk
     assert len(told) >= 2
     text = "no driver answers at 127.0.0.1:1 yet (Connection refused): waiting"
     assert all(text in line for line in told)
+
+
+def test_a_wait_without_an_end_is_told_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Told(Exception):
+        pass
+
+    def report(text: str) -> None:
+        raise Told(text)
+
+    monkeypatch.setattr(endpoints, "_REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(endpoints, "_LONGEST_REPORT_SECONDS", 0.1)
+    with dial("127.0.0.1:1") as channel, pytest.raises(Told, match="waiting inf s more"):
+        wait_until_ready(channel, "127.0.0.1:1", "driver", math.inf, report=report)
 
 
 def test_a_name_of_a_host_that_nobody_knows_is_told() -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from juggler.runtime.wire.v1 import training_pb2 as juggler_dot_runtime_dot_wire_dot_v1_dot_training__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$juggler/runtime/wire/v1/status.proto\x12\njuggler.v1\x1a&juggler/runtime/wire/v1/training.proto\"\x0f\n\rStatusRequest\"5\n\x0cScaleRequest\x12\x13\n\x0b\x65nv_runners\x18\x01 \x01(\r\x12\x10\n\x08learners\x18\x02 \x01(\r\"5\n\nScaleReply\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\r\x12\x17\n\x0flearners_before\x18\x02 \x01(\r\"\xb2\x03\n\tRunStatus\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07run_dir\x18\x02 \x01(\t\x12\x0b\n\x03\x65nv\x18\x03 \x01(\t\x12\x11\n\talgorithm\x18\x04 \x01(\t\x12\r\n\x05phase\x18\x05 \x01(\t\x12\"\n\x06queues\x18\x0c \x01(\x0b\x32\x12.juggler.v1.Queues\x12(\n\tstaleness\x18\x0e \x01(\x0b\x32\x15.juggler.v1.Histogram\x12\x35\n\x16sample_request_seconds\x18\x0f \x01(\x0b\x32\x15.juggler.v1.Histogram\x12-\n\x0eupdate_seconds\x18\x10 \x01(\x0b\x32\x15.juggler.v1.Histogram\x12%\n\x06\x64river\x18\x11 \x01(\x0b\x32\x15.juggler.v1.Resources\x12)\n\x07workers\x18\x12 \x03(\x0b\x32\x18.juggler.v1.WorkerStatus\x12,\n\x0clog_messages\x18\x13 \x03(\x0b\x32\x16.juggler.v1.LogMessage\x12\x0f\n\x07metrics\x18\x17 \x01(\tJ\x04\x08\x06\x10\x0cJ\x04\x08\r\x10\x0eJ\x04\x08\x14\x10\x17\"m\n\x06Queues\x12\x1a\n\x12requests_in_flight\x18\x01 \x01(\r\x12\x19\n\x11updates_in_flight\x18\x02 \x01(\r\x12\x16\n\x0equeued_batches\x18\x03 \x01(\r\x12\x14\n\x0cqueued_steps\x18\x04 \x01(\x04\"8\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"N\n\tResources\x12\x13\n\x0b\x63pu_seconds\x18\x01 \x01(\x01\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x65vice_bytes\x18\x03 \x01(\x04\"\xe6\x04\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12+\n\x07version\x18\x08 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\r\n\x05steps\x18\t \x01(\x04\x12\x18\n\x10steps_per_second\x18\n \x01(\x01\x12\x16\n\x0eseconds_silent\x18\x0b \x01(\x01\x12\x10\n\x08restarts\x18\x0c \x01(\r\x12\x12\n\nlast_error\x18\r \x01(\t\x12\x1b\n\x13seconds_since_error\x18\x0e \x01(\x01\x12\x36\n\x07seconds\x18\x0f \x03(\x0b\x32%.juggler.v1.WorkerStatus.SecondsEntry\x12(\n\tresources\x18\x10 \x01(\x0b\x32\x15.juggler.v1.Resources\x12\x34\n\x06\x63ounts\x18\x11 \x03(\x0b\x32$.juggler.v1.WorkerStatus.CountsEntry\x12/\n\nsimulators\x18\x12 \x01(\x0b\x32\x16.juggler.v1.SimulatorsH\x00\x88\x01\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_simulators\"7\n\nLogMessage\x12\x0c\n\x04time\x18\x01 \x01(\x01\x12\r\n\x05level\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t2|\n\x03Run\x12:\n\x06Status\x12\x19.juggler.v1.StatusRequest\x1a\x15.juggler.v1.RunStatus\x12\x39\n\x05Scale\x12\x18.juggler.v1.ScaleRequest\x1a\x16.juggler.v1.ScaleReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$juggler/runtime/wire/v1/status.proto\x12\njuggler.v1\x1a&juggler/runtime/wire/v1/training.proto\"\x0f\n\rStatusRequest\"5\n\x0cScaleRequest\x12\x13\n\x0b\x65nv_runners\x18\x01 \x01(\r\x12\x10\n\x08learners\x18\x02 \x01(\r\"5\n\nScaleReply\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\r\x12\x17\n\x0flearners_before\x18\x02 \x01(\r\"\xcf\x03\n\tRunStatus\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07run_dir\x18\x02 \x01(\t\x12\x0b\n\x03\x65nv\x18\x03 \x01(\t\x12\x11\n\talgorithm\x18\x04 \x01(\t\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x0f\n\x07updates\x18\x08 \x01(\x04\x12\"\n\x06queues\x18\x0c \x01(\x0b\x32\x12.juggler.v1.Queues\x12(\n\tstaleness\x18\x0e \x01(\x0b\x32\x15.juggler.v1.Histogram\x12\x35\n\x16sample_request_seconds\x18\x0f \x01(\x0b\x32\x15.juggler.v1.Histogram\x12-\n\x0eupdate_seconds\x18\x10 \x01(\x0b\x32\x15.juggler.v1.Histogram\x12%\n\x06\x64river\x18\x11 \x01(\x0b\x32\x15.juggler.v1.Resources\x12)\n\x07workers\x18\x12 \x03(\x0b\x32\x18.juggler.v1.WorkerStatus\x12,\n\x0clog_messages\x18\x13 \x03(\x0b\x32\x16.juggler.v1.LogMessage\x12\x0f\n\x07metrics\x18\x17 \x01(\tJ\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08J\x04\x08\t\x10\x0cJ\x04\x08\r\x10\x0eJ\x04\x08\x14\x10\x17\"m\n\x06Queues\x12\x1a\n\x12requests_in_flight\x18\x01 \x01(\r\x12\x19\n\x11updates_in_flight\x18\x02 \x01(\r\x12\x16\n\x0equeued_batches\x18\x03 \x01(\r\x12\x14\n\x0cqueued_steps\x18\x04 \x01(\x04\"8\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01\"N\n\tResources\x12\x13\n\x0b\x63pu_seconds\x18\x01 \x01(\x01\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x04\x12\x14\n\x0c\x64\x65vice_bytes\x18\x03 \x01(\x04\"\xe6\x04\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x07 \x01(\t\x12+\n\x07version\x18\x08 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion\x12\r\n\x05steps\x18\t \x01(\x04\x12\x18\n\x10steps_per_second\x18\n \x01(\x01\x12\x16\n\x0eseconds_silent\x18\x0b \x01(\x01\x12\x10\n\x08restarts\x18\x0c \x01(\r\x12\x12\n\nlast_error\x18\r \x01(\t\x12\x1b\n\x13seconds_since_error\x18\x0e \x01(\x01\x12\x36\n\x07seconds\x18\x0f \x03(\x0b\x32%.juggler.v1.WorkerStatus.SecondsEntry\x12(\n\tresources\x18\x10 \x01(\x0b\x32\x15.juggler.v1.Resources\x12\x34\n\x06\x63ounts\x18\x11 \x03(\x0b\x32$.juggler.v1.WorkerStatus.CountsEntry\x12/\n\nsimulators\x18\x12 \x01(\x0b\x32\x16.juggler.v1.SimulatorsH\x00\x88\x01\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_simulators\"7\n\nLogMessage\x12\x0c\n\x04time\x18\x01 \x01(\x01\x12\r\n\x05level\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t2|\n\x03Run\x12:\n\x06Status\x12\x19.juggler.v1.StatusRequest\x1a\x15.juggler.v1.RunStatus\x12\x39\n\x05Scale\x12\x18.juggler.v1.ScaleRequest\x1a\x16.juggler.v1.ScaleReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,21 +43,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCALEREPLY']._serialized_start=164
   _globals['_SCALEREPLY']._serialized_end=217
   _globals['_RUNSTATUS']._serialized_start=220
-  _globals['_RUNSTATUS']._serialized_end=654
-  _globals['_QUEUES']._serialized_start=656
-  _globals['_QUEUES']._serialized_end=765
-  _globals['_HISTOGRAM']._serialized_start=767
-  _globals['_HISTOGRAM']._serialized_end=823
-  _globals['_RESOURCES']._serialized_start=825
-  _globals['_RESOURCES']._serialized_end=903
-  _globals['_WORKERSTATUS']._serialized_start=906
-  _globals['_WORKERSTATUS']._serialized_end=1520
-  _globals['_WORKERSTATUS_SECONDSENTRY']._serialized_start=1412
-  _globals['_WORKERSTATUS_SECONDSENTRY']._serialized_end=1458
-  _globals['_WORKERSTATUS_COUNTSENTRY']._serialized_start=1460
-  _globals['_WORKERSTATUS_COUNTSENTRY']._serialized_end=1505
-  _globals['_LOGMESSAGE']._serialized_start=1522
-  _globals['_LOGMESSAGE']._serialized_end=1577
-  _globals['_RUN']._serialized_start=1579
-  _globals['_RUN']._serialized_end=1703
+  _globals['_RUNSTATUS']._serialized_end=683
+  _globals['_QUEUES']._serialized_start=685
+  _globals['_QUEUES']._serialized_end=794
+  _globals['_HISTOGRAM']._serialized_start=796
+  _globals['_HISTOGRAM']._serialized_end=852
+  _globals['_RESOURCES']._serialized_start=854
+  _globals['_RESOURCES']._serialized_end=932
+  _globals['_WORKERSTATUS']._serialized_start=935
+  _globals['_WORKERSTATUS']._serialized_end=1549
+  _globals['_WORKERSTATUS_SECONDSENTRY']._serialized_start=1441
+  _globals['_WORKERSTATUS_SECONDSENTRY']._serialized_end=1487
+  _globals['_WORKERSTATUS_COUNTSENTRY']._serialized_start=1489
+  _globals['_WORKERSTATUS_COUNTSENTRY']._serialized_end=1534
+  _globals['_LOGMESSAGE']._serialized_start=1551
+  _globals['_LOGMESSAGE']._serialized_end=1606
+  _globals['_RUN']._serialized_start=1608
+  _globals['_RUN']._serialized_end=1732
 # @@protoc_insertion_point(module_scope)

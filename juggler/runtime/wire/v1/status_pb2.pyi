@@ -28,12 +28,13 @@ class ScaleReply(_message.Message):
     def __init__(self, before: _Optional[int] = ..., learners_before: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "run_dir", "env", "algorithm", "phase", "queues", "staleness", "sample_request_seconds", "update_seconds", "driver", "workers", "log_messages", "metrics")
+    __slots__ = ("run_id", "run_dir", "env", "algorithm", "phase", "updates", "queues", "staleness", "sample_request_seconds", "update_seconds", "driver", "workers", "log_messages", "metrics")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     ENV_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     STALENESS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_REQUEST_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +48,7 @@ class RunStatus(_message.Message):
     env: str
     algorithm: str
     phase: str
+    updates: int
     queues: Queues
     staleness: Histogram
     sample_request_seconds: Histogram
@@ -55,7 +57,7 @@ class RunStatus(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     log_messages: _containers.RepeatedCompositeFieldContainer[LogMessage]
     metrics: str
-    def __init__(self, run_id: _Optional[str] = ..., run_dir: _Optional[str] = ..., env: _Optional[str] = ..., algorithm: _Optional[str] = ..., phase: _Optional[str] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., staleness: _Optional[_Union[Histogram, _Mapping]] = ..., sample_request_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., update_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., driver: _Optional[_Union[Resources, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., log_messages: _Optional[_Iterable[_Union[LogMessage, _Mapping]]] = ..., metrics: _Optional[str] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., run_dir: _Optional[str] = ..., env: _Optional[str] = ..., algorithm: _Optional[str] = ..., phase: _Optional[str] = ..., updates: _Optional[int] = ..., queues: _Optional[_Union[Queues, _Mapping]] = ..., staleness: _Optional[_Union[Histogram, _Mapping]] = ..., sample_request_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., update_seconds: _Optional[_Union[Histogram, _Mapping]] = ..., driver: _Optional[_Union[Resources, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., log_messages: _Optional[_Iterable[_Union[LogMessage, _Mapping]]] = ..., metrics: _Optional[str] = ...) -> None: ...
 
 class Queues(_message.Message):
     __slots__ = ("requests_in_flight", "updates_in_flight", "queued_batches", "queued_steps")
