@@ -58,7 +58,7 @@ class Curriculum:
         return session_seed(self._seed, place + 1, self._begun[place])
 
     def news_for(self, session: GatewaySession) -> Mapping[str, float]:
-        """Return parameters that are news for a session, or {}."""
+        """Return the parameters if they changed since a session's last answer, else {}."""
         if session.parameters is self.parameters:
             return {}
         session.parameters = self.parameters

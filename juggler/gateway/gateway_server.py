@@ -26,9 +26,9 @@ from juggler.gateway.sessions import (
 )
 from juggler.gateway.step_batches import (
     PlayerRows,
+    actions_message,
     read_observations,
     read_steps,
-    write_actions,
 )
 from juggler.gateway.transport import GatewayStream, Transport
 from juggler.runtime.actors.tls import Tls
@@ -326,21 +326,18 @@ class GatewayServer:
             return
         acted = steps.acted or [(share.player, version)]
         player, version = acted[0] if len(acted) == 1 else ("", Version(0, 0))
-        batch.answers[steps.index] = module_of(player), version
+        batch.answers[steps.index] = actions_message(steps, module_of(player), version)
         # A message is answered as a whole, although several players may act.
         if len(batch.answers) < len(batch.parts):
             return
-        message = pb.ToSimulator()
-        answer = message.actions
-        answer.seq = batch.seq
         for part in batch.parts:
-            write_actions(answer.agents.add(), part, *batch.answers[part.index])
             part.agent.acts(part.environments)
             for at in part.paused:
                 part.agent.acted[part.environments[at]] = 0
-        if news := self._settings.curriculum.news_for(batch.session):
-            answer.parameters.update(news)
-        batch.session.answers(batch.seq, message.SerializeToString())
+        parts = [batch.answers[part.index] for part in batch.parts]
+        news = self._settings.curriculum.news_for(batch.session)
+        answer = pb.ActionBatch(seq=batch.seq, agents=parts, parameters=news)
+        batch.session.answers(batch.seq, pb.ToSimulator(actions=answer).SerializeToString())
 
     def _sweep(self) -> None:
         """Do periodic work, if it is due."""

@@ -715,7 +715,7 @@ class StepMessage:
         idle: by environment, rewards of agents that never acted in an ended episode.
         began: environments whose next episodes begin, if the session counts episodes.
         evaluated: environments whose next episodes an evaluation plays.
-        answers: module and version that acted, by the index of the agent; all rows have actions.
+        answers: actions of each part, by the index of its agent.
         arrived: seconds of `time.perf_counter`.
     """
 
@@ -726,5 +726,5 @@ class StepMessage:
     idle: dict[int, float] = field(default_factory=dict)
     began: list[int] = field(default_factory=list)
     evaluated: list[int] = field(default_factory=list)
-    answers: dict[int, tuple[str, Version]] = field(default_factory=dict)
+    answers: dict[int, pb.Actions] = field(default_factory=dict)
     arrived: float = field(default_factory=time.perf_counter)

@@ -361,21 +361,29 @@ def _finals(
     return layout.raw(rows.final_observations, len(places), "final observations"), places
 
 
-def write_actions(into: pb.Actions, steps: AgentSteps, policy: str, version: Version) -> None:
-    """Write the actions of all rows of an agent into an answer.
+def actions_message(steps: AgentSteps, policy: str, version: Version) -> pb.Actions:
+    """Return the actions of all rows of an agent.
 
     Args:
-        into: part of the answer.
         steps: rows with their actions.
         policy: name of the module that acted; "": several.
         version: version of its weights.
     """
-    into.agent, into.policy = steps.index, policy
-    into.version.generation, into.version.update = version
-    # In place: a message that is made first would be copied.
-    for leaf, data in zip(steps.agent.interface.actions.leaves, steps.actions, strict=True):
-        shape = (steps.rows, *leaf.shape)
-        into.actions.add(path=leaf.path, dtype=leaf.number, shape=shape, data=bytes(data))
+    leaves = zip(steps.agent.interface.actions.leaves, steps.actions, strict=True)
+    return pb.Actions(
+        agent=steps.index,
+        policy=policy,
+        version=to_message(version),
+        actions=[
+            pb.NamedTensor(
+                path=leaf.path,
+                dtype=leaf.number,
+                shape=(steps.rows, *leaf.shape),
+                data=bytes(data),
+            )
+            for leaf, data in leaves
+        ],
+    )
 
 
 def to_message(version: Version) -> pb.PolicyVersion:
