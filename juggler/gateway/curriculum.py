@@ -9,6 +9,7 @@ import numpy as np
 
 from juggler.envrunner.environments.seeding import session_seed
 from juggler.gateway.sessions import GatewaySession
+from juggler.runtime.wire.v1 import simulator_pb2 as pb
 from juggler.runtime.wrong_value import points_of
 
 
@@ -36,6 +37,7 @@ class Curriculum:
         self._seed = seed
         self._schedules = {name: points_of(each) for name, each in (parameters or {}).items()}
         self._begun: Counter[int] = Counter()  # number of sessions, by index of the address
+        self._news = b""
         self.follow(steps)
 
     def follow(self, steps: int) -> None:
@@ -46,6 +48,7 @@ class Curriculum:
             now[name] = float(np.interp(steps, at, values))
         if now != self.parameters:
             self.parameters = now
+            self._news = pb.ActionBatch(parameters=now).SerializeToString()
 
     def session_seed(self, dialed: str) -> int:
         """Return the seed of a new session.
@@ -57,9 +60,16 @@ class Curriculum:
         self._begun[place] += 1
         return session_seed(self._seed, place + 1, self._begun[place])
 
-    def news_for(self, session: GatewaySession) -> Mapping[str, float]:
-        """Return the parameters if they changed since a session's last answer, else {}."""
+    def news_for(self, session: GatewaySession) -> bytes:
+        """Return changed parameters for a session, as fields of an ActionBatch.
+
+        Args:
+            session: the session that gets the answer.
+
+        Returns:
+            Serialized fields; b"": the session has the current parameters.
+        """
         if session.parameters is self.parameters:
-            return {}
+            return b""
         session.parameters = self.parameters
-        return self.parameters
+        return self._news

@@ -11,7 +11,6 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from juggler.gateway.agents import module_of
 from juggler.gateway.recordings import LocalInference, Recording
 from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_errors import Code, SessionError
@@ -25,8 +24,9 @@ from juggler.gateway.sessions import (
     StepMessage,
 )
 from juggler.gateway.step_batches import (
+    Answers,
     PlayerRows,
-    actions_message,
+    action_batch,
     read_observations,
     read_steps,
 )
@@ -322,11 +322,14 @@ class GatewayServer:
     def _answer(self, share: PlayerRows, actions: list[bytes], version: Version) -> None:
         """Answer a batch of steps once it has all actions."""
         steps, batch = share.steps, share.steps.batch
-        if not share.answer(actions, steps.agent.interface.actions, version):
+        layout = steps.agent.interface.actions
+        if not share.answer(actions, layout, version):
             return
-        acted = steps.acted or [(share.player, version)]
-        player, version = acted[0] if len(acted) == 1 else ("", Version(0, 0))
-        batch.answers[steps.index] = actions_message(steps, module_of(player), version)
+        player, version = (steps.acted or [(share.player, version)])[0]
+        writes = self.manager.answers[player]
+        if len(steps.acted) > 1:
+            writes, version = Answers(layout, ""), Version(0, 0)
+        batch.answers[steps.index] = writes.part(steps.index, steps.rows, steps.actions, version)
         # A message is answered as a whole, although several players may act.
         if len(batch.answers) < len(batch.parts):
             return
@@ -336,8 +339,7 @@ class GatewayServer:
                 part.agent.acted[part.environments[at]] = 0
         parts = [batch.answers[part.index] for part in batch.parts]
         news = self._settings.curriculum.news_for(batch.session)
-        answer = pb.ActionBatch(seq=batch.seq, agents=parts, parameters=news)
-        batch.session.answers(batch.seq, pb.ToSimulator(actions=answer).SerializeToString())
+        batch.session.answers(batch.seq, action_batch(batch.seq, parts, news))
 
     def _sweep(self) -> None:
         """Do periodic work, if it is due."""

@@ -726,5 +726,5 @@ class StepMessage:
     idle: dict[int, float] = field(default_factory=dict)
     began: list[int] = field(default_factory=list)
     evaluated: list[int] = field(default_factory=list)
-    answers: dict[int, pb.Actions] = field(default_factory=dict)
+    answers: dict[int, bytes] = field(default_factory=dict)
     arrived: float = field(default_factory=time.perf_counter)

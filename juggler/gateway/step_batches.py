@@ -1,9 +1,10 @@
-"""Reads and checks batches of steps, and writes their actions."""
+"""Reads and checks batches of steps, and writes the answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from juggler.gateway.row_layout import AgentInterface, SpaceLayout, check_reward
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.sessions import AgentSteps, GatewaySession, SessionAgent, StepMessage
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.chunks import write_varint
 from juggler.runtime.wire.structures import put, take
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -361,29 +363,68 @@ def _finals(
     return layout.raw(rows.final_observations, len(places), "final observations"), places
 
 
-def actions_message(steps: AgentSteps, policy: str, version: Version) -> pb.Actions:
-    """Return the actions of all rows of an agent.
+#: Fields and wire types of simulator.proto.
+_TO_SIMULATOR_ACTIONS = b"\x12"
+_BATCH_SEQ, _BATCH_AGENTS = b"\x08", b"\x12"
+_ACTIONS_ACTIONS = b"\x22"
+_TENSOR_DATA = b"\x22"
+
+
+def action_batch(seq: int, parts: Sequence[bytes], more: bytes) -> bytes:
+    """Write a ToSimulator with an ActionBatch.
 
     Args:
-        steps: rows with their actions.
-        policy: name of the module that acted; "": several.
-        version: version of its weights.
+        seq: number of the batch of steps.
+        parts: parts of its agents, as `Answers.part` writes them.
+        more: serialized further fields of the ActionBatch.
     """
-    leaves = zip(steps.agent.interface.actions.leaves, steps.actions, strict=True)
-    return pb.Actions(
-        agent=steps.index,
-        policy=policy,
-        version=to_message(version),
-        actions=[
-            pb.NamedTensor(
-                path=leaf.path,
-                dtype=leaf.number,
-                shape=(steps.rows, *leaf.shape),
-                data=bytes(data),
-            )
-            for leaf, data in leaves
-        ],
-    )
+    content = b"".join([_BATCH_SEQ, write_varint(seq), *parts, more])
+    return b"".join([_TO_SIMULATOR_ACTIONS, write_varint(len(content)), content])
+
+
+class Answers:
+    """Writes the actions of a policy.
+
+    Args:
+        layout: layout of the actions.
+        policy: name of the policy.
+    """
+
+    def __init__(self, layout: SpaceLayout, policy: str) -> None:
+        self._leaves, self._policy = layout.leaves, policy
+        self._version: Version | None = None
+        # Bytes before each leaf, by agent and number of rows, for this version.
+        self._beginnings: dict[tuple[int, int], list[bytes]] = {}
+
+    def part(self, agent: int, rows: int, data: Sequence[bytes], version: Version) -> bytes:
+        """Write one agent's part of an ActionBatch.
+
+        Args:
+            agent: its index in the session.
+            rows: R.
+            data: bytes of each leaf, R rows.
+            version: version of the weights that acted.
+        """
+        if version != self._version:
+            self._version, self._beginnings = version, {}
+        key = agent, rows
+        if key not in self._beginnings:
+            self._beginnings[key] = self._written(agent, rows, version)
+        pairs = zip(self._beginnings[key], data, strict=True)
+        return b"".join(chain.from_iterable(pairs))
+
+    def _written(self, agent: int, rows: int, version: Version) -> list[bytes]:
+        acted = to_message(version)
+        head = pb.Actions(agent=agent, policy=self._policy, version=acted).SerializeToString()
+        tensors = []
+        for leaf in self._leaves:
+            shape, size = (rows, *leaf.shape), rows * leaf.row_bytes
+            tensor = pb.NamedTensor(path=leaf.path, dtype=leaf.number, shape=shape)
+            begins = tensor.SerializeToString() + _TENSOR_DATA + write_varint(size)
+            tensors.append(_ACTIONS_ACTIONS + write_varint(len(begins) + size) + begins)
+        size = len(head) + sum(map(len, tensors)) + rows * sum(x.row_bytes for x in self._leaves)
+        tensors[0] = _BATCH_AGENTS + write_varint(size) + head + tensors[0]
+        return tensors
 
 
 def to_message(version: Version) -> pb.PolicyVersion:
