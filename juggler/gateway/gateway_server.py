@@ -11,6 +11,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from juggler.gateway.agents import module_of
 from juggler.gateway.recordings import LocalInference, Recording
 from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_errors import Code, SessionError
