@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from support.batches import MakeBatch
 from support.learner_groups import LEARNERS, MODEL, PATIENCE, SPACES, alone, same, spec, wait_for
 
 import juggler
+from juggler.driver import learner_group
 
 
 @pytest.mark.slow
@@ -106,7 +108,7 @@ def test_a_group_that_cannot_start_leaves_no_process_and_another_one_alone(
             {"bad": {**spec(), "module": "support.learner_groups:Gatd"}}, devices="fake:1"
         )
     assert {each.pid for each in psutil.Process().children(recursive=True)} == before
-    assert all(shard.set_up for shard in group._shards)
+    assert all(shard.worker for shard in group._shards)
 
 
 @pytest.mark.parametrize(
@@ -179,16 +181,20 @@ def test_a_group_that_cannot_be_is_refused(keys: dict[str, Any], message: str) -
 @pytest.mark.usefixtures("one_forkserver")
 @pytest.mark.slow
 def test_a_shard_that_hangs_is_killed_and_another_one_is_started_for_another_module(
-    make_batch: MakeBatch, tmp_path: Path
+    make_batch: MakeBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    quick = partial(learner_group.HubSettings, hang_seconds=4)
+    monkeypatch.setattr(learner_group, "HubSettings", quick)
     gate = tmp_path / "gate"
     gated = {
         **spec(),
         "model": {**MODEL, "gate": str(gate)},
         "module": "support.learner_groups:Gated",
     }
-    with juggler.LearnerGroup({"gated": gated}, devices="cpu", hang_seconds=4) as group:
-        with pytest.raises(juggler.UpdateFailed, match="lost: hung: no progress for"):
+    with juggler.LearnerGroup({"gated": gated}, devices="cpu") as group:
+        with pytest.raises(
+            juggler.UpdateFailed, match=r"was lost: killed by SIGKILL\.\nhung.*: no progress for"
+        ):
             group.update_from_episodes({"gated": [make_batch()]})
         gate.touch()
         group.add_module("second", spec())
