@@ -258,7 +258,7 @@ class LearnerGroup:
         """Start the hub, and with "auto" a first process."""
         # Other programs of this host do not know the token, and cannot attach.
         self._token, self._run_id = secrets.token_hex(16), secrets.token_hex(6)
-        events: Any = SimpleNamespace(put=self._handle)
+        events: Any = SimpleNamespace(put=self._handle)  # not a mailbox, which a thread would read
         self._local = LocalWorkers(events, self._run_id, self._token, b"")
         self._hub = Hub(HubSettings(self._run_id, (LEARNER,), self._token), events)
         # Without this, multiprocessing waits at exit for processes that the script did not close.
@@ -394,8 +394,7 @@ class LearnerGroup:
         samples are discarded, and the count of updates continues.
         """
         states = {key: ModuleState({DEFAULT_MODULE: each}, {}) for key, each in weights.items()}
-        self._each(states, lambda each: self._restore(each, states[each.module_id], weights=True))
-        self.save(states)  # for the next process
+        self._continue_from(states, weights=True)
 
     def save(self, module_ids: Iterable[str] | None = None) -> dict[str, ModuleState]:
         """Return states by module id, after all updates so far."""
@@ -403,7 +402,11 @@ class LearnerGroup:
 
     def restore(self, states: Mapping[str, ModuleState]) -> None:
         """Continue from saved states, by module id, after all updates so far."""
-        self._each(states, lambda each: self._restore(each, states[each.module_id]))
+        self._continue_from(states)
+
+    def _continue_from(self, states: Mapping[str, ModuleState], *, weights: bool = False) -> None:
+        self._each(states, lambda each: self._restore(each, states[each.module_id], weights))
+        self.save(states)  # for the next process; the caller may change these arrays
 
     def _each(
         self, module_ids: Iterable[str] | None, ask: Callable[[Module], Future[T]]
@@ -436,17 +439,10 @@ class LearnerGroup:
         command = training_pb2.Snapshot(module_id=module.module_id, weights=weights)
         return self._request(module, "state", [command], read)
 
-    def _restore(
-        self, module: Module, state: ModuleState, *, weights: bool = False
-    ) -> Future[None]:
+    def _restore(self, module: Module, state: ModuleState, weights: bool = False) -> Future[bool]:
         """Have a module continue from a state, or from these weights."""
-
-        def restored(_: object) -> None:
-            if not weights:
-                module.kept, module.updates = state, int(state.extra["updates"])
-
         parts = restores(module.module_id, *state, training_pb2.Restore(weights=weights))
-        return self._request(module, "restore", parts, restored)
+        return self._request(module, "restore", parts, bool)
 
     # -- modules ----------------------------------------------------------------------------------
 
@@ -511,8 +507,7 @@ class LearnerGroup:
         }
 
     def _module(self, module_id: str) -> Module:
-        if self._over:
-            raise RuntimeError(self._over)
+        self._must_run()
         if module_id not in self._modules:
             raise ValueError(f"there is no module {module_id!r}{nearest(module_id, self._modules)}")
         return self._modules[module_id]
@@ -533,6 +528,7 @@ class LearnerGroup:
         """Give a module a shard, which may be a new one."""
         in_flight: deque[Future[ModuleUpdate]] = deque(maxlen=self._updates_in_flight)
         with self._changed:
+            self._must_run()
             if command.module_id in self._modules:
                 raise ConfigError(f"module {command.module_id!r} is there already")
             loads = Counter(module.shard.index for module in self._modules.values())
@@ -576,6 +572,9 @@ class LearnerGroup:
             RuntimeError: the group accepts nothing more.
         """
         self._changed.wait_for(lambda: self._over or until())
+        self._must_run()
+
+    def _must_run(self) -> None:
         if self._over:
             raise RuntimeError(self._over)
 
@@ -600,6 +599,8 @@ class LearnerGroup:
     def _handle(self, event: HubEvent | Exited) -> None:
         """Handle an event, in the hub's or the supervisor's thread."""
         with self._changed:
+            if self._over:
+                return
             try:
                 self._happened(event)
             except BaseException as error:
@@ -638,10 +639,12 @@ class LearnerGroup:
             if reason == "learner_lost":
                 self._handle(WorkerLeft(worker, explanation))
 
-        def rebuilt(done: Future[None]) -> None:
+        def rebuilt(done: Future[Any]) -> None:
             if error := done.exception():
                 self._handle(WorkerLeft(worker, str(error)))
 
+        # Its predecessor may have attached after its end was told.
+        self._end(shard, shard.lost)
         shard.worker = worker
         # The address belongs to this process, not to its predecessor.
         metadata = call_metadata(self._token, self._run_id, worker.incarnation)

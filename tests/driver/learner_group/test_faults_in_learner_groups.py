@@ -107,6 +107,8 @@ def test_a_group_that_cannot_start_leaves_no_process_and_another_one_alone(
         juggler.LearnerGroup(
             {"bad": {**spec(), "module": "support.learner_groups:Gatd"}}, devices="fake:1"
         )
+    with pytest.raises(juggler.ShardLost, match=r"cuda:99 was lost(.|\n)*this host has"):
+        juggler.LearnerGroup({"main": spec()}, devices="cuda:99")
     assert {each.pid for each in psutil.Process().children(recursive=True)} == before
     assert all(shard.worker for shard in group._shards)
 
@@ -201,6 +203,9 @@ def test_a_shard_that_hangs_is_killed_and_another_one_is_started_for_another_mod
         assert [place.shard for place in group.placement.values()] == [0, 1]
         done = group.update_from_episodes({"gated": [make_batch()], "second": [make_batch()]})
         assert (done["gated"].updates, done["second"].updates) == (1, 1)
+    for call in (group.get_weights, lambda: group.add_module("third", spec())):
+        with pytest.raises(RuntimeError, match="the learner group is closed"):
+            call()
 
 
 _SCRIPT = """
