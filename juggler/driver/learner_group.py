@@ -44,6 +44,7 @@ from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.near_matches import nearest
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.frames import lay_out
+from juggler.runtime.wire.layouts import Limits, layout_of
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
@@ -355,7 +356,7 @@ class LearnerGroup:
         """Send batches to a module's process; return the command that names them."""
         module_id, sender = module.module_id, module.shard.sender
         update = training_pb2.Update(module_id=module_id)
-        if sender is None:
+        if sender is None or module.removed:
             return update  # its request fails
         for batch in batches:
             header = episodes_pb2.BatchHeader(
@@ -405,8 +406,18 @@ class LearnerGroup:
         self._continue_from(states)
 
     def _continue_from(self, states: Mapping[str, ModuleState], *, weights: bool = False) -> None:
-        self._each(states, lambda each: self._restore(each, states[each.module_id], weights))
-        self.save(states)  # for the next process; the caller may change these arrays
+        kept: list[Future[ModuleState]] = []
+
+        def ask(module: Module) -> Future[bool]:
+            restored = self._restore(module, states[module.module_id], weights)
+            # For the next process, which may be needed before other modules have restored. Not the
+            # caller's arrays, which may change.
+            kept.append(self._snapshot(module))
+            return restored
+
+        self._each(states, ask)
+        for state in kept:
+            state.result()
 
     def _each(
         self, module_ids: Iterable[str] | None, ask: Callable[[Module], Future[T]]
@@ -485,10 +496,10 @@ class LearnerGroup:
         """Remove a module, after all updates so far."""
         with self._changed:
             module = self._module(module_id)
-            module.removed = True
-            del self._modules[module_id]
             command = training_pb2.RemoveModule(module_id=module_id)
             removed = self._request(module, "removal", [command], bool)
+            module.removed = True
+            del self._modules[module_id]
         wait([removed])  # it fails if the module was lost with its process
 
     @property
@@ -549,7 +560,7 @@ class LearnerGroup:
         """Have a module built, once there is a process."""
         shard, before = module.shard, module.shard.lost
         with self._changed:
-            self._wait(lambda: bool(shard.worker) or shard.lost != before)
+            self._wait(lambda: bool(shard.worker) or shard.down or shard.lost != before)
             worker = shard.worker
 
             def built(_: object) -> None:
@@ -587,6 +598,9 @@ class LearnerGroup:
     ) -> Future[Any]:
         """Send commands to a module's process, under the lock; see `Request`."""
         request, shard = Request(f"{what} of {module.module_id!r}", read), module.shard
+        if module.removed:  # another thread may have added another one with this id
+            request.fail(LearnerGroupError, "it was removed")
+            return request
         if shard.worker is None:
             request.fail(ShardLost, shard.lost)
             return request
@@ -615,7 +629,8 @@ class LearnerGroup:
         if isinstance(event, Exited):
             self._exited(shard, event)
         elif isinstance(event, WorkerJoined):
-            self._joined(shard, event.worker)
+            if not shard.down:  # else it attached just before its end, which was told first
+                self._joined(shard, event.worker)
         # Of a process that has left, nothing more counts.
         elif event.worker is not shard.worker:
             return
@@ -719,7 +734,8 @@ def _checked(module_id: str, batches: object) -> list[EpisodeBatch]:
             f"module {module_id!r} needs a list of EpisodeBatch, with at least one in it"
         )
     for batch in given:
-        lay_out(batch.to_tree())
+        form, _ = lay_out({module_id: batch.to_tree()})
+        layout_of(form.tree, Limits())  # as the learner reads it: beyond its limits, a stream ends
     return given
 
 

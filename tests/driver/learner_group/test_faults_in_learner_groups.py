@@ -14,6 +14,7 @@ import psutil
 import pytest
 from support.batches import MakeBatch
 from support.learner_groups import LEARNERS, MODEL, PATIENCE, SPACES, alone, same, spec, wait_for
+from support.sharing import soon
 
 import juggler
 from juggler.driver import learner_group
@@ -99,6 +100,23 @@ def test_a_killed_shard_comes_back_with_what_is_known_of_its_modules(
 
 
 @pytest.mark.slow
+def test_a_restored_state_is_kept_for_the_next_process_though_another_module_fails(
+    group: juggler.LearnerGroup, make_batch: MakeBatch
+) -> None:
+    state, weights = group.save(["target"])["target"], group.get_weights(["target"])["target"]
+    group.update_from_episodes({"target": [make_batch()]})
+    group.save(["target"])
+    with pytest.raises(juggler.LearnerGroupError, match="restore of 'main'"):
+        group.restore({"target": state, "main": state})
+    shard = group._shards[group.placement["target"].shard]
+    victim = shard.worker
+    assert victim is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    soon(lambda: shard.worker not in (victim, None), "the next process")
+    same(group.get_weights(["target"])["target"], weights)
+
+
+@pytest.mark.slow
 def test_a_group_that_cannot_start_leaves_no_process_and_another_one_alone(
     group: juggler.LearnerGroup,
 ) -> None:
@@ -153,6 +171,7 @@ def test_what_makes_no_sense_is_refused(group: juggler.LearnerGroup, make_batch:
         ({"main": []}, "'main' needs a list of EpisodeBatch"),
         ({"main": [{}]}, "'main' needs a list of EpisodeBatch"),
         ({"main": make_batch()}, "'main' needs a list of EpisodeBatch"),
+        ({"main": [make_batch(actions=np.zeros((3, 6, *[1] * 18)))]}, "20 dimensions, limit 16"),
     ]:
         with pytest.raises(ValueError, match=message):
             group.update_from_episodes(episodes)  # type: ignore[arg-type]

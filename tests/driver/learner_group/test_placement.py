@@ -257,6 +257,7 @@ def test_a_module_has_room_until_as_many_updates_as_allowed_are_unfinished(world
     assert not module.has_room()
     module.removed = True
     assert module.has_room(), "so that its update fails at once"
+    assert str(world.ask(module).exception(0)) == "update of 'b': it was removed"
 
 
 def test_a_shard_that_stays_down_says_so(world: World) -> None:
@@ -266,6 +267,9 @@ def test_a_shard_that_stays_down_says_so(world: World) -> None:
     assert isinstance(error, ShardLost)
     assert "exit code 1. It has died too often, and stays down" in str(error)
     assert module.has_room(), "so that an update fails at once"
+    world.join()  # it attached just before its end
+    for done in (world.ask(module), world._build(module)):
+        assert isinstance(done.exception(0), ShardLost)
 
 
 def test_futures_cannot_be_cancelled_and_replies_that_cannot_be_read_fail_their_request(
