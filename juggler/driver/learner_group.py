@@ -11,9 +11,10 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, Self, TypeVar, Unpack, cast, overload
 
 import numpy as np
@@ -31,19 +32,19 @@ from juggler.runtime.actors.hub import (
     Hub,
     HubEvent,
     HubSettings,
-    Mailbox,
     Worker,
     WorkerJoined,
     WorkerLeft,
     WorkerReplied,
 )
-from juggler.runtime.actors.requests import Completed, RequestPool
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.actors.worker import to_json, worker_seed
 from juggler.runtime.episodes.batch import COLUMNS, EpisodeBatch, batch_of_columns
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.near_matches import nearest
 from juggler.runtime.streams.episodes import EpisodeSender
+from juggler.runtime.wire.frames import lay_out
+from juggler.runtime.wire.layouts import Limits, layout_of
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
@@ -54,11 +55,7 @@ Columns = Mapping[str, Mapping[str, Any]]  # by name, by module id
 
 
 class LearnerGroupError(RuntimeError):
-    """Failure of a shard; `traceback` is the process's, or ""."""
-
-    def __init__(self, message: str, traceback: str = "") -> None:
-        super().__init__(f"{message}\n{traceback}".rstrip())
-        self.traceback = traceback
+    """Failure of a shard; the message may end with the process's traceback."""
 
 
 class ShardLost(LearnerGroupError):
@@ -121,68 +118,82 @@ class UpdateHandle(dict[str, Future[ModuleUpdate]]):
         """
         if wait(self.values(), timeout).not_done:
             raise TimeoutError(f"the update is unfinished after {timeout} s")
-        errors = {module_id: part.exception() for module_id, part in self.items()}
-        failures = {module_id: error for module_id, error in errors.items() if error is not None}
+        failures = {key: error for key, part in self.items() if (error := part.exception())}
         results = {key: part.result() for key, part in self.items() if key not in failures}
         if failures:
             raise UpdateFailed(failures, results)
         return results
 
 
-@dataclass(slots=True)
-class Module:
-    shard: int
-    command: training_pb2.AddModule
-    is_built: bool = False
-    kept: ModuleState | None = None  # its newest known state; None: only the seed
-    updates: int = 0
+class Request(Future[Any]):
+    """Result of commands that a process carries out in order."""
 
+    def __init__(self, what: str, read: Callable[[any_pb2.Any], Any]) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()  # a cancelled future accepts no result
+        self._what = what  # prefix of error messages
+        self._read = read  # called with each reply to the last command; the last returns the result
 
-@dataclass(eq=False, slots=True)
-class Job:
-    """Commands for a shard; `then` turns all replies into the result."""
+    def answer(self, reply: attach_pb2.Reply) -> None:
+        """Take a reply."""
+        if reply.HasField("failure"):
+            return self.fail(LearnerGroupError, text_of(reply.failure))
+        try:
+            result = self._read(reply.body)
+        except ValueError as error:  # the reply cannot be read
+            return self.fail(LearnerGroupError, str(error))
+        if reply.last and not self.done():
+            self.set_result(result)
 
-    what: str  # prefix of error messages
-    commands: Sequence[Message]
-    then: Callable[[list[any_pb2.Any]], Any]
-    batch_ids: set[int] = field(default_factory=set)  # of batches that have not arrived yet
-    update: int = 0  # number of the update it belongs to; 0: none
-    refused: str = ""  # why a batch was refused
-    unanswered: set[int] | None = None  # ids of commands; None: not sent yet
-    bodies: list[any_pb2.Any] = field(default_factory=list)
-    failure: attach_pb2.Failure | None = None
-    ended: Future[Any] = field(default_factory=Future)
-
-    def fail(self, message: str, traceback: str, kind: type[LearnerGroupError]) -> None:
-        self.ended.set_exception(kind(f"{self.what}: {message}", traceback))
+    def fail(self, kind: type[LearnerGroupError], why: str) -> None:
+        if not self.done():
+            self.set_exception(kind(f"{self._what}: {why}"))
 
 
 @dataclass(eq=False, slots=True)
 class Shard:
-    """A learner process, its successors, and their jobs in order."""
+    """A learner process, and its successors."""
 
-    number: int
+    index: int
     device: str
-    worker: Worker | None = None
+    worker: Worker | None = None  # None: the process is gone, or not there yet
     sender: EpisodeSender | None = None
-    jobs: deque[Job] = field(default_factory=deque)
-    setup: Job | None = None  # sends the modules to the process
-    left: WorkerLeft | None = None
-    exited: Exited | None = None
+    requests: dict[int, Request] = field(default_factory=dict)  # by id of the last command
+    last_words: str = ""  # of a process that has left, but not ended yet
     lost: str = ""  # how the last process was lost
     down: bool = False  # permanently
 
-    @property
-    def set_up(self) -> bool:
-        """Whether the process has all modules of this shard."""
-        return self.setup is not None and self.setup.ended.done() and self.left is None
+
+@dataclass(eq=False, slots=True)
+class Module:
+    """A module of a shard, which each of its processes builds."""
+
+    module_id: str
+    shard: Shard
+    command: training_pb2.AddModule
+    in_flight: deque[Future[ModuleUpdate]]  # the newest updates, as many as may be unfinished
+    worker: Worker | None = None  # the last process that has built it
+    kept: ModuleState | None = None  # its newest known state; None: only the seed
+    updates: int = 0
+    removed: bool = False
+
+    def settled(self) -> bool:
+        """Return whether the process has it, or no process will."""
+        is_there = self.worker is not None and self.worker is self.shard.worker
+        return is_there or self.removed or self.shard.down
+
+    def has_room(self) -> bool:
+        """Return whether an update starts, or fails, without waiting."""
+        is_full = len(self.in_flight) == self.in_flight.maxlen
+        # Updates of a module end in order.
+        return self.settled() and not (is_full and not self.in_flight[0].done())
 
 
 class LearnerGroup:
     """Trains many modules, each with its own algorithm, learning rate and model.
 
-    Modules are distributed over shards: processes, each with a device. A shard works through its
-    jobs in order, and does not wait for other shards. It ends with the thread that started it.
+    Modules are distributed over shards: processes, each with a device. A shard works in the order
+    of calls, and does not wait for other shards. It ends with the thread that started it.
     """
 
     def __init__(
@@ -193,7 +204,6 @@ class LearnerGroup:
         seed: int = 0,
         updates_in_flight: int = 2,
         snapshot_updates: int = 100,
-        hang_seconds: float = 120.0,
     ) -> None:
         """Start the processes of a group.
 
@@ -202,10 +212,9 @@ class LearnerGroup:
             devices: "auto" (all GPUs of this host, or its CPU), "cpu" (a process for each module),
                 "cuda:0,cuda:1", or "fake:4", four processes on the CPU in the role of GPUs.
             seed: seed of modules whose specs have none.
-            updates_in_flight: maximum number of unfinished updates of a shard.
+            updates_in_flight: maximum number of unfinished updates of a module.
             snapshot_updates: updates of a module after which its state is fetched. If the process
                 is lost, a new one continues from this state.
-            hang_seconds: a process without progress for this long is killed and restarted.
 
         Raises:
             ConfigError: an argument is wrong.
@@ -228,51 +237,51 @@ class LearnerGroup:
         if AUTO in self._devices and len(self._devices) > 1:
             raise ConfigError(f"devices = {devices!r}: auto stands alone, for all GPUs")
         self._seed, self._snapshot_updates = seed, snapshot_updates
-        self._modules: dict[str, Module] = {}
-        self._ids = itertools.count(1)
+        self._updates_in_flight = updates_in_flight
         # Specs are checked before any process starts.
         commands = [self._command(module_id, spec) for module_id, spec in modules.items()]
-        self._changed = threading.Condition()  # guards everything; notified after each event
-        self._ended = ""  # why no more jobs are accepted
-        self._closed = False
+        self._modules: dict[str, Module] = {}
         self._shards: list[Shard] = []
-        self._updates_in_flight = updates_in_flight
-        self._events: Mailbox[HubEvent | Exited | tuple[int, int, str]] = Mailbox()
-        # Other programs of this host do not know the token, and cannot attach.
-        self._token, self._run_id = secrets.token_hex(16), secrets.token_hex(6)
-        self._local = LocalWorkers(self._events, self._run_id, self._token, b"")
-        settings = HubSettings(
-            run_id=self._run_id, roles=(LEARNER,), token=self._token, hang_seconds=hang_seconds
-        )
-        self._hub = Hub(settings, self._events)
-        self._pool = RequestPool(self._hub, cap=1 << 16)
-        self._thread = threading.Thread(target=self._run, name="learner group", daemon=True)
-        # Without this, multiprocessing waits at exit for processes that the script did not close.
-        atexit.register(self._close)
+        self._ids = itertools.count(1)  # of commands and batches
+        self._changed = threading.Condition()  # guards everything; notified after each event
+        self._over = ""  # why nothing more is accepted
+        self._open = ExitStack()  # ends everything
         try:
-            self._hub.start([self._local.driver_address])
-            self._thread.start()
-            self._begin(commands)
+            self._start()
+            placed = [self._place(command) for command in commands]  # all processes start
+            for built in [self._build(module) for module in placed]:
+                built.result()
         except BaseException:
-            self._close()
+            self._open.close()
             raise
 
-    def _begin(self, commands: Sequence[training_pb2.AddModule]) -> None:
-        """Start shards for these modules, and wait until they are built."""
-        with self._changed:
-            # Only a learner process imports torch, which knows the devices of this host.
-            if self._devices == [AUTO]:
-                first = self._start(AUTO)
-                self._changed.wait_for(lambda: first.worker or first.lost)
+    def _start(self) -> None:
+        """Start the hub, and with "auto" a first process."""
+        # Other programs of this host do not know the token, and cannot attach.
+        self._token, self._run_id = secrets.token_hex(16), secrets.token_hex(6)
+        events: Any = SimpleNamespace(put=self._handle)  # not a mailbox, which a thread would read
+        self._local = LocalWorkers(events, self._run_id, self._token, b"")
+        self._hub = Hub(HubSettings(self._run_id, (LEARNER,), self._token), events)
+        # Without this, multiprocessing waits at exit for processes that the script did not close.
+        atexit.register(self._open.close)
+        self._open.callback(atexit.unregister, self._open.close)
+        self._open.callback(self._hub.close)
+        self._open.callback(self._local.close, grace=0.5)
+        self._open.callback(self._end_all)  # the last one is called first
+        self._hub.start([self._local.driver_address])
+        # Only a learner process imports torch, which knows the devices of this host.
+        if self._devices == [AUTO]:
+            first = self._add_shard(AUTO)
+            with self._changed:
+                self._wait(lambda: bool(first.worker or first.lost))
                 if first.worker is None:
                     raise ShardLost(first.lost)
-                self._devices = list(first.worker.devices)
-                first.device = self._devices[0]
-            if self._devices == [CPU]:
-                self._devices = []
-            added = [self._add(command) for command in commands]
-        for job in added:
-            job.result()
+            self._devices = list(first.worker.devices)
+            first.device = self._devices[0]
+        if self._devices == [CPU]:
+            self._devices = []  # no limit
+
+    # -- updates ----------------------------------------------------------------------------------
 
     @overload
     def update_from_episodes(
@@ -289,7 +298,7 @@ class LearnerGroup:
     ) -> dict[str, ModuleUpdate] | UpdateHandle:
         """Update each of these modules, on its own episodes.
 
-        Waits while a shard has `updates_in_flight` unfinished updates; other shards come first.
+        Waits while a module has `updates_in_flight` unfinished updates; others come first.
 
         Args:
             episodes: batches by module id; copied before this returns.
@@ -300,34 +309,19 @@ class LearnerGroup:
             ValueError: there is no such module, or there are no episodes.
             UpdateFailed: a module could not update.
         """
-        passes, handle, shares = given_passes(passes), UpdateHandle(), self._shares(episodes)
-        while shares:
+        if not isinstance(episodes, Mapping) or not episodes:
+            raise ValueError("no episodes: give lists of EpisodeBatch by module id")
+        waiting = {self._module(key): _checked(key, each) for key, each in episodes.items()}
+        passes, handle = given_passes(passes), UpdateHandle()
+        while waiting:
             with self._changed:
-                self._changed.wait_for(lambda: any(map(self._has_room, shares)))
-                self._must_run()
-                shard = next(filter(self._has_room, shares))
-                sender, sent = self._shards[shard].sender, []
-                number = next(self._ids)
-                # A batch may arrive before `send` returns, and must find its job.
-                for module_id, batches in shares.pop(shard).items():
-                    numbered = [(next(self._ids), batch) for batch in batches]
-                    update = training_pb2.Update(module_id=module_id, exact=True, **passes)
-                    update.batch_ids.extend(batch_id for batch_id, _ in numbered)
-                    then = partial(self._updated, module_id)
-                    what = f"update of {module_id!r}"
-                    job = self._put(shard, what, [update], then, update.batch_ids, number)
-                    handle[module_id] = job
-                    sent += [(module_id, *each) for each in numbered]
-            # Not under the lock, because sending may wait for the network.
-            for module_id, batch_id, batch in sent:
-                header = episodes_pb2.BatchHeader(
-                    module_id=module_id, batch_id=batch_id, live_steps=batch.live_steps
-                )
-                try:
-                    if sender is not None:  # else the job has already failed
-                        sender.send(header, {module_id: tree_map(np.copy, batch.to_tree())})
-                except ValueError as error:  # the batch cannot be sent
-                    self._settled(shard, batch_id, "refused", str(error))
+                self._wait(lambda: any(each.has_room() for each in waiting))
+                module = next(each for each in waiting if each.has_room())
+                update = self._sent(module, waiting.pop(module))
+                update.MergeFrom(training_pb2.Update(exact=True, **passes))
+                done = self._request(module, "update", [update], partial(self._updated, module))
+                module.in_flight.append(done)
+                handle[module.module_id] = done
         return handle if async_update else handle.result()
 
     @overload
@@ -358,41 +352,40 @@ class LearnerGroup:
         done = self.update_from_episodes(episodes, async_update=async_update, **passes)
         return done
 
-    def _shares(self, episodes: Episodes) -> dict[int, dict[str, list[EpisodeBatch]]]:
-        """Group batches by shard and module id."""
-        if not isinstance(episodes, Mapping) or not episodes:
-            raise ValueError("no episodes: give lists of EpisodeBatch by module id")
-        shares: dict[int, dict[str, list[EpisodeBatch]]] = {}
-        for module_id, batches in episodes.items():
-            given = list(batches) if isinstance(batches, Sequence) else []
-            shares.setdefault(self._module(module_id).shard, {})[module_id] = given
-            if not given or not all(isinstance(each, EpisodeBatch) for each in given):
-                raise ValueError(
-                    f"module {module_id!r} needs a list of EpisodeBatch, with at least one in it"
-                )
-        return shares
+    def _sent(self, module: Module, batches: Iterable[EpisodeBatch]) -> training_pb2.Update:
+        """Send batches to a module's process; return the command that names them."""
+        module_id, sender = module.module_id, module.shard.sender
+        update = training_pb2.Update(module_id=module_id)
+        if sender is None or module.removed:
+            return update  # its request fails
+        for batch in batches:
+            header = episodes_pb2.BatchHeader(
+                module_id=module_id, batch_id=next(self._ids), live_steps=batch.live_steps
+            )
+            update.batch_ids.append(header.batch_id)
+            sender.send(header, {module_id: tree_map(np.copy, batch.to_tree())})
+        return update
 
-    def _updated(self, module_id: str, bodies: Sequence[any_pb2.Any]) -> ModuleUpdate:
+    def _updated(self, module: Module, body: any_pb2.Any) -> ModuleUpdate:
+        """Read the reply to an update, and fetch some states."""
         done = training_pb2.UpdateDone()
-        bodies[0].Unpack(done)
-        module = self._modules.get(module_id)
-        if module is not None:
-            self._local.supervisor.of_use(f"learner-{module.shard}")
-            module.updates = done.version.update
-            if module.updates % self._snapshot_updates == 0 and not self._ended:
-                snapshot = training_pb2.Snapshot(module_id=module_id)
-                then = partial(self._keep, module_id)
-                self._put(module.shard, f"state of {module_id!r}", [snapshot], then)
+        body.Unpack(done)
+        module.updates = done.version.update
+        self._local.supervisor.of_use(f"{LEARNER}-{module.shard.index}")
+        if module.updates % self._snapshot_updates == 0:
+            self._snapshot(module)
+        metrics = dict(done.metrics[module.module_id].values)
         live_steps = sum(batch.live_steps for batch in done.batches)
-        return ModuleUpdate(dict(done.metrics[module_id].values), live_steps, done.version.update)
+        return ModuleUpdate(metrics, live_steps, module.updates)
+
+    # -- states -----------------------------------------------------------------------------------
 
     def get_weights(self, module_ids: Iterable[str] | None = None) -> dict[str, dict[str, Tree]]:
         """Return weights for acting, after all updates so far.
 
         Keys are module ids, then array names.
         """
-        of = partial(training_pb2.Snapshot, weights=True)
-        states = self._each(module_ids, "weights of", lambda key: [of(module_id=key)], _state_in)
+        states = self._each(module_ids, partial(self._snapshot, weights=True))
         return {key: dict(cast(Any, state.tree[DEFAULT_MODULE])) for key, state in states.items()}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Tree]]) -> None:
@@ -401,47 +394,68 @@ class LearnerGroup:
         Keys are module ids, then array names. Missing weights stay. The optimizer is reset, kept
         samples are discarded, and the count of updates continues.
         """
-        commands = {key: _restore_commands(key, weights=each) for key, each in weights.items()}
-        self._each(weights, "weights for", commands.__getitem__, self._keep)
+        states = {key: ModuleState({DEFAULT_MODULE: each}, {}) for key, each in weights.items()}
+        self._continue_from(states, weights=True)
 
     def save(self, module_ids: Iterable[str] | None = None) -> dict[str, ModuleState]:
         """Return states by module id, after all updates so far."""
-        of = training_pb2.Snapshot
-        return self._each(module_ids, "state of", lambda key: [of(module_id=key)], self._keep)
+        return self._each(module_ids, self._snapshot)
 
     def restore(self, states: Mapping[str, ModuleState]) -> None:
         """Continue from saved states, by module id, after all updates so far."""
-        commands = {key: _restore_commands(key, state=each) for key, each in states.items()}
-        self._each(states, "restore of", commands.__getitem__, self._keep)
+        self._continue_from(states)
+
+    def _continue_from(self, states: Mapping[str, ModuleState], *, weights: bool = False) -> None:
+        kept: list[Future[ModuleState]] = []
+
+        def ask(module: Module) -> Future[bool]:
+            restored = self._restore(module, states[module.module_id], weights)
+            # For the next process, which may be needed before other modules have restored. Not the
+            # caller's arrays, which may change.
+            kept.append(self._snapshot(module))
+            return restored
+
+        self._each(states, ask)
+        for state in kept:
+            state.result()
 
     def _each(
-        self,
-        module_ids: Iterable[str] | None,
-        what: str,
-        commands: Callable[[str], Sequence[Message]],
-        then: Callable[[str, Sequence[any_pb2.Any]], T],
+        self, module_ids: Iterable[str] | None, ask: Callable[[Module], Future[T]]
     ) -> dict[str, T]:
-        """Carry out a job for each of these modules; None: all modules.
-
-        Returns results by module id.
-        """
+        """Ask each of these modules; None: all. Returns results by module id."""
         with self._changed:
-            wanted = list(self._modules if module_ids is None else module_ids)
-            shards = [self._module(key).shard for key in wanted]
-            jobs = {
-                key: self._put(shard, f"{what} {key!r}", commands(key), partial(then, key))
-                for key, shard in zip(wanted, shards, strict=True)
-            }
-        wait(jobs.values())
-        return {key: job.result() for key, job in jobs.items()}
+            wanted = [*self._modules] if module_ids is None else module_ids
+            modules = [self._module(key) for key in wanted]
+            parts: dict[str, Future[T]] = {}
+            for module in modules:
+                self._wait(module.settled)
+                parts[module.module_id] = ask(module)
+        wait(parts.values())
+        return {key: part.result() for key, part in parts.items()}
 
-    def _keep(self, module_id: str, bodies: Sequence[any_pb2.Any]) -> ModuleState:
-        state = _state_in(module_id, bodies)
-        if (module := self._modules.get(module_id)) is not None:
-            module.kept = state
-            # A state's last part may arrive after the replies to later updates.
-            module.updates = max(module.updates, int(state.extra["updates"]))
-        return state
+    def _snapshot(self, module: Module, *, weights: bool = False) -> Future[ModuleState]:
+        """Fetch a module's state, and keep it; or fetch only weights."""
+        reader = state_reader()
+
+        def read(body: any_pb2.Any) -> ModuleState | None:
+            if (frame := reader.feed(body.value)) is None:
+                return None  # more chunks follow
+            state = ModuleState(cast(Any, frame.tree), json.loads(frame.header.extra))
+            if not weights:
+                module.kept = state
+                # The last chunk may arrive after the replies to later updates.
+                module.updates = max(module.updates, int(state.extra["updates"]))
+            return state
+
+        command = training_pb2.Snapshot(module_id=module.module_id, weights=weights)
+        return self._request(module, "state", [command], read)
+
+    def _restore(self, module: Module, state: ModuleState, weights: bool = False) -> Future[bool]:
+        """Have a module continue from a state, or from these weights."""
+        parts = restores(module.module_id, *state, training_pb2.Restore(weights=weights))
+        return self._request(module, "restore", parts, bool)
+
+    # -- modules ----------------------------------------------------------------------------------
 
     def add_module(
         self,
@@ -467,18 +481,13 @@ class LearnerGroup:
         """
         if weights is not None and state is not None:
             raise ConfigError(f"module {module_id!r}: give weights or state, not both")
-        command = self._command(module_id, spec)
-        restore: list[Message] = []
-        if state or weights is not None:
-            restore = _restore_commands(module_id, state, weights)
-        with self._changed:
-            self._must_run()
-            if module_id in self._modules:
-                raise ConfigError(f"module {module_id!r} is there already")
-            added = self._add(command, restore)
-        # Building may take long, so the lock is free again.
+        module = self._place(self._command(module_id, spec))
         try:
-            added.result()
+            self._build(module).result()
+            if state is not None:
+                self.restore({module_id: state})
+            elif weights is not None:
+                self.set_weights({module_id: weights})
         except BaseException:
             self.remove_module(module_id)  # it may have been built before the failure
             raise
@@ -486,12 +495,12 @@ class LearnerGroup:
     def remove_module(self, module_id: str) -> None:
         """Remove a module, after all updates so far."""
         with self._changed:
-            shard = self._module(module_id).shard
-            del self._modules[module_id]
+            module = self._module(module_id)
             command = training_pb2.RemoveModule(module_id=module_id)
-            removed = self._put(shard, f"removal of {module_id!r}", [command], len)
-        with suppress(ShardLost):  # the module was lost with it
-            removed.result()
+            removed = self._request(module, "removal", [command], bool)
+            module.removed = True
+            del self._modules[module_id]
+        wait([removed])  # it fails if the module was lost with its process
 
     @property
     def placement(self) -> dict[str, ShardPlacement]:
@@ -500,8 +509,13 @@ class LearnerGroup:
         With fewer shards than GPUs, a shard holds several GPUs until modules are added.
         """
         with self._changed:
-            shards = {module_id: module.shard for module_id, module in self._modules.items()}
-            return places(shards, self._devices, len(self._shards))
+            gpus, count = self._devices, len(self._shards)
+            share = len(gpus) / len(self._modules) if self._modules else 0.0
+            indices = {key: module.shard.index for key, module in self._modules.items()}
+        return {
+            key: ShardPlacement(index, tuple(gpus[index::count]) or (CPU,), share)
+            for key, index in indices.items()
+        }
 
     def _module(self, module_id: str) -> Module:
         self._must_run()
@@ -510,6 +524,7 @@ class LearnerGroup:
         return self._modules[module_id]
 
     def _command(self, module_id: str, given: Spec) -> training_pb2.AddModule:
+        """Check a spec, and make its command."""
         if not isinstance(module_id, str) or not module_id:
             raise ConfigError(f"module {module_id!r}: an id is a string, and not empty")
         if not isinstance(given, LearnerSpec):
@@ -520,277 +535,210 @@ class LearnerGroup:
         seed = worker_seed(self._seed, "module", zlib.crc32(module_id.encode()))
         return given.command(module_id, seed)
 
-    def _add(
-        self, command: training_pb2.AddModule, restore: Sequence[Message] = ()
-    ) -> Future[None]:
-        loads = Counter(module.shard for module in self._modules.values())
-        number = choose_shard(
-            [None if shard.down else loads[shard.number] for shard in self._shards],
-            len(self._devices) or None,
-        )
-        if number == len(self._shards):
-            self._start(self._devices[number] if self._devices else CPU)
-        module_id = command.module_id
-        module = self._modules[module_id] = Module(number, command)
+    def _place(self, command: training_pb2.AddModule) -> Module:
+        """Give a module a shard, which may be a new one."""
+        in_flight: deque[Future[ModuleUpdate]] = deque(maxlen=self._updates_in_flight)
+        with self._changed:
+            self._must_run()
+            if command.module_id in self._modules:
+                raise ConfigError(f"module {command.module_id!r} is there already")
+            loads = Counter(module.shard.index for module in self._modules.values())
+            there = [shard for shard in self._shards if not shard.down]
+            shard = min(there, key=lambda each: loads[each.index], default=None)
+            is_free = not self._devices or len(self._shards) < len(self._devices)
+            if is_free and (shard is None or loads[shard.index]):
+                device = self._devices[len(self._shards)] if self._devices else CPU
+                shard = self._add_shard(device)
+            # Without a free device, only shards that are down are left.
+            if shard is None:
+                raise ConfigError("no shard is left that takes a module, and no device for another")
+            module = Module(command.module_id, shard, command, in_flight)
+            self._modules[command.module_id] = module
+            return module
 
-        def built(bodies: list[any_pb2.Any]) -> None:
-            module.is_built = True
-            if restore:
-                self._keep(module_id, bodies)
+    def _build(self, module: Module) -> Future[None]:
+        """Have a module built, once there is a process."""
+        shard, before = module.shard, module.shard.lost
+        with self._changed:
+            self._wait(lambda: bool(shard.worker) or shard.down or shard.lost != before)
+            worker = shard.worker
 
-        return self._put(number, f"module {module_id!r}", [command, *restore], built)
+            def built(_: object) -> None:
+                module.worker = worker
 
-    def _start(self, device: str) -> Shard:
+            return self._request(module, "module", [module.command], built)
+
+    # -- processes --------------------------------------------------------------------------------
+
+    def _add_shard(self, device: str) -> Shard:
         shard = Shard(len(self._shards), device)
         self._shards.append(shard)
-        self._local.start_learner(shard.number)
+        self._local.start_learner(shard.index)
         return shard
 
-    def _put(
-        self,
-        number: int,
-        what: str,
-        commands: Sequence[Message],
-        then: Callable[[list[any_pb2.Any]], T],
-        batch_ids: Iterable[int] = (),
-        update: int = 0,
-    ) -> Future[T]:
-        """Append a job to a shard; see `Job`."""
-        shard, job = self._shards[number], Job(what, commands, then, set(batch_ids), update)
-        job.ended.set_running_or_notify_cancel()  # a cancelled future accepts no result
-        if shard.down:
-            job.fail(shard.lost, "", ShardLost)
-        else:
-            shard.jobs.append(job)
-            self._send(shard)
-        return job.ended
+    def _wait(self, until: Callable[[], bool]) -> None:
+        """Wait, under the lock, until a condition holds.
 
-    def _send(self, shard: Shard) -> None:
-        """Send commands in order, up to the first job with unsent batches.
-
-        If a batch of an update is refused, the learner finds it missing, and drops the rest.
+        Raises:
+            RuntimeError: the group accepts nothing more.
         """
-        if shard.worker is None or shard.left is not None:
-            return
-        for job in shard.jobs:
-            if job.batch_ids:
-                return
-            if job.unanswered is None:
-                job.unanswered = {self._pool.submit(shard.worker, each) for each in job.commands}
-
-    def _settled(self, number: int, batch_id: int, reason: str, explanation: str) -> None:
-        """Report whether a batch arrived, from any thread."""
-        self._events.put((number, batch_id, (explanation or reason) if reason else ""))
-
-    def _has_room(self, number: int) -> bool:
-        """Return whether an update starts, or fails, without waiting."""
-        shard = self._shards[number]
-        unfinished = {job.update for job in shard.jobs if job.update}
-        return shard.down or (shard.set_up and len(unfinished) < self._updates_in_flight)
+        self._changed.wait_for(lambda: self._over or until())
+        self._must_run()
 
     def _must_run(self) -> None:
-        if self._ended:
-            raise RuntimeError(self._ended)
+        if self._over:
+            raise RuntimeError(self._over)
+
+    def _request(
+        self,
+        module: Module,
+        what: str,
+        commands: Iterable[Message],
+        read: Callable[[any_pb2.Any], Any],
+    ) -> Future[Any]:
+        """Send commands to a module's process, under the lock; see `Request`."""
+        request, shard = Request(f"{what} of {module.module_id!r}", read), module.shard
+        if module.removed:  # another thread may have added another one with this id
+            request.fail(LearnerGroupError, "it was removed")
+            return request
+        if shard.worker is None:
+            request.fail(ShardLost, shard.lost)
+            return request
+        for command in commands:
+            number = next(self._ids)
+            self._hub.send(shard.worker, number, command)
+        shard.requests[number] = request
+        return request
+
+    def _handle(self, event: HubEvent | Exited) -> None:
+        """Handle an event, in the hub's or the supervisor's thread."""
+        with self._changed:
+            if self._over:
+                return
+            try:
+                self._happened(event)
+            except BaseException as error:
+                self._end_all(f"the learner group broke: {error!r}")
+                raise
+            finally:
+                self._changed.notify_all()
+
+    def _happened(self, event: HubEvent | Exited) -> None:
+        worker_id = event.worker_id if isinstance(event, Exited) else event.worker.worker_id
+        shard = self._shards[int(worker_id.rpartition("-")[2])]
+        if isinstance(event, Exited):
+            self._exited(shard, event)
+        elif isinstance(event, WorkerJoined):
+            if not shard.down:  # else it attached just before its end, which was told first
+                self._joined(shard, event.worker)
+        # Of a process that has left, nothing more counts.
+        elif event.worker is not shard.worker:
+            return
+        elif isinstance(event, WorkerReplied):
+            if (request := shard.requests.get(event.reply.id)) is not None:
+                request.answer(event.reply)
+                if event.reply.last:
+                    del shard.requests[event.reply.id]
+        elif isinstance(event, WorkerLeft):
+            shard.worker = None
+            shard.last_words = text_of(event.failure) if event.failure else event.reason
+            # It may hang, and its successor needs the place.
+            after = 5.0 if event.farewell else 0.0
+            self._local.supervisor.kill(worker_id, event.worker.pid, after)
+
+    def _joined(self, shard: Shard, worker: Worker) -> None:
+        """Set up a process, and rebuild the modules of its predecessor."""
+
+        def settled(_: int, reason: str, explanation: str) -> None:
+            # The process would wait for this batch forever.
+            if reason == "learner_lost":
+                self._handle(WorkerLeft(worker, explanation))
+
+        def rebuilt(done: Future[Any]) -> None:
+            if error := done.exception():
+                self._handle(WorkerLeft(worker, str(error)))
+
+        # Its predecessor may have attached after its end was told.
+        self._end(shard, shard.lost)
+        shard.worker = worker
+        # The address belongs to this process, not to its predecessor.
+        metadata = call_metadata(self._token, self._run_id, worker.incarnation)
+        shard.sender = EpisodeSender(worker.data_addresses[0], metadata, settled)
+        limit = self._updates_in_flight
+        setup = LearnerSetup(
+            device=shard.device, updates_in_flight=limit, may_meet=False, outlives_failures=True
+        )
+        # If this fails, the process ends.
+        self._hub.send(worker, 0, training_pb2.Setup(config=to_json(setup)))
+        for module in self._modules.values():
+            if module.shard is shard and module.worker is not None:
+                self._build(module).add_done_callback(rebuilt)
+                if module.kept is not None:
+                    self._restore(module, module.kept).add_done_callback(rebuilt)
+
+    def _exited(self, shard: Shard, exited: Exited) -> None:
+        """Describe what is lost with a process."""
+        words = [f"{exited.worker_id} on {shard.device} was lost: {exited.how}."]
+        for module_id, module in self._modules.items():
+            if module.shard is shard and (made := module.updates):
+                module.updates = int(module.kept.extra["updates"]) if module.kept else 0
+                back_to = f"update {module.updates} of {made}"
+                words.append(f"Module {module_id!r} goes back to {back_to}.")
+        shard.down = exited.restart_in is None
+        if shard.down:
+            words.append("It has died too often, and stays down")
+        self._end(shard, f"{' '.join(words)}\n{shard.last_words}".rstrip())
+
+    def _end(self, shard: Shard, why: str) -> None:
+        """Fail all that a lost process has not answered."""
+        if shard.sender is not None:
+            shard.sender.close()
+        shard.worker, shard.sender, shard.lost, shard.last_words = None, None, why, ""
+        requests, shard.requests = shard.requests, {}
+        for request in requests.values():
+            request.fail(ShardLost, why)
+
+    # -- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for all jobs, and end the processes."""
+        """Wait for all requests, and end the processes."""
         try:
             with self._changed:
-                self._changed.wait_for(lambda: not any(shard.jobs for shard in self._shards))
+                self._changed.wait_for(lambda: not any(each.requests for each in self._shards))
         finally:
-            self._close()
+            self._open.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        (self.close if kind is None else self._close)()
+        (self.close if kind is None else self._open.close)()
 
-    def _close(self) -> None:
-        """End the processes at once. Idempotent."""
+    def _end_all(self, why: str = "the learner group is closed") -> None:
+        """Ask all processes to end, and accept nothing more."""
         with self._changed:
-            if self._closed:
-                return
-            self._closed = True
-            self._ended = self._ended or "the learner group is closed"
+            self._over = self._over or why
             for shard in self._shards:
-                with suppress(KeyError):  # it has just left
-                    if shard.worker is not None:
-                        self._pool.submit(shard.worker, attach_pb2.Stop())
-        self._events.wake()
-        if self._thread.is_alive():
-            self._thread.join()
-        self._local.close(grace=0.5)
-        self._hub.close()
-        atexit.unregister(self._close)
+                if shard.worker is not None:
+                    self._hub.send(shard.worker, 0, attach_pb2.Stop())
+                shard.down = True
+                self._end(shard, self._over)
+            self._changed.notify_all()
 
-    def _run(self) -> None:
-        try:
-            while not self._ended:
-                events = self._events.gather(timeout=3600.0)
-                with self._changed:
-                    for event in events:
-                        self._on(event)
-                    self._changed.notify_all()
-        except BaseException as error:
-            self._ended = f"the learner group broke: {error!r}"
-            raise
-        # Callers wait for these jobs, also after an error.
-        finally:
-            with self._changed:
-                for shard in self._shards:
-                    shard.down = True
-                    self._end(shard, self._ended)
-                self._changed.notify_all()
 
-    def _on(self, event: HubEvent | Exited | tuple[int, int, str]) -> None:
-        if isinstance(event, tuple):
-            number, batch_id, why = event
-            shard = self._shards[number]
-            for job in shard.jobs:
-                if batch_id in job.batch_ids:
-                    job.batch_ids.remove(batch_id)
-                    job.refused = job.refused or why
-        elif isinstance(event, Exited):
-            shard = self._shards[int(event.worker_id.rpartition("-")[2])]
-            shard.exited = event
-        else:
-            # The pool must know each event: it fails the commands of a lost worker.
-            shard = self._shards[event.worker.index]
-            replies = self._pool.complete(event)
-            if isinstance(event, WorkerJoined):
-                self._joined(shard, event.worker)
-            elif isinstance(event, WorkerReplied):
-                for reply in replies:
-                    self._replied(shard, reply)
-            elif isinstance(event, WorkerLeft):
-                shard.left = event
-                # It may hang, and its successor needs the place.
-                after = 5.0 if event.farewell else 0.0
-                supervisor = self._local.supervisor
-                supervisor.kill(event.worker.worker_id, event.worker.pid, after, abort=False)
-        if shard.exited is not None and (shard.worker is None or shard.left is not None):
-            self._lost(shard, shard.exited)
-        self._send(shard)
-
-    def _joined(self, shard: Shard, worker: Worker) -> None:
-        setup = LearnerSetup(
-            device=shard.device,
-            updates_in_flight=self._updates_in_flight,
-            may_meet=False,
-            outlives_failures=True,
+def _checked(module_id: str, batches: object) -> list[EpisodeBatch]:
+    """Return a module's batches; raise ValueError if they cannot be sent."""
+    given = list(batches) if isinstance(batches, Sequence) else []
+    if not given or not all(isinstance(each, EpisodeBatch) for each in given):
+        raise ValueError(
+            f"module {module_id!r} needs a list of EpisodeBatch, with at least one in it"
         )
-        commands: list[Message] = [training_pb2.Setup(config=to_json(setup))]
-        for module_id, module in self._modules.items():
-            if module.shard == shard.number and module.is_built:
-                commands.append(module.command)
-                if module.kept is not None:
-                    commands += restores(module_id, *module.kept)
-        # The address belongs to this process, not to its predecessor.
-        shard.worker = worker
-        shard.sender = EpisodeSender(
-            worker.data_addresses[0],
-            call_metadata(self._token, self._run_id, worker.incarnation),
-            partial(self._settled, shard.number),
-        )
-        shard.setup = Job("setup", commands, len)
-        shard.jobs.appendleft(shard.setup)
-
-    def _replied(self, shard: Shard, reply: Completed) -> None:
-        sent = (job for job in shard.jobs if reply.command_id in (job.unanswered or ()))
-        if (job := next(sent, None)) is None or job.unanswered is None:  # a reply to Stop
-            return
-        job.failure = job.failure or reply.failure
-        if reply.body is not None:
-            job.bodies.append(reply.body)
-        if reply.last:
-            job.unanswered.remove(reply.command_id)
-        # Only now is it known whether all batches were accepted.
-        if job.unanswered:
-            return
-        shard.jobs.remove(job)
-        # The learner would only report that a refused batch is missing.
-        failure = job.failure or attach_pb2.Failure()
-        if job.refused:
-            failure = attach_pb2.Failure(message=job.refused)
-        try:
-            result = None if failure.message else job.then(job.bodies)
-        except ValueError as error:  # a reply that cannot be read
-            failure.message = str(error)
-        if failure.message:
-            job.fail(failure.message, failure.traceback, LearnerGroupError)
-            if job is shard.setup:
-                self._hub.dismiss(reply.worker, failure.message)
-        else:
-            job.ended.set_result(result)
-
-    def _lost(self, shard: Shard, exited: Exited) -> None:
-        how, traceback = exited.how, ""
-        if shard.left is not None and shard.left.failure is not None:
-            how, traceback = shard.left.failure.message, shard.left.failure.traceback
-        elif shard.left is not None and shard.left.reason.startswith(("hung", "no heartbeat")):
-            how = shard.left.reason
-        shard.down = exited.restart_in is None
-        words = [f"{exited.worker_id} on {shard.device} was lost: {how}."]
-        # Updates since the kept state are lost with the process.
-        for module_id, module in self._modules.items():
-            if module.shard == shard.number and (made := module.updates):
-                module.updates = int(module.kept.extra["updates"]) if module.kept else 0
-                words.append(
-                    f"Module {module_id!r} goes back to update {module.updates} of {made}."
-                )
-        if shard.down:
-            words.append("It has died too often, and stays down")
-        self._end(shard, " ".join(words), traceback)
-
-    def _end(self, shard: Shard, why: str, traceback: str = "") -> None:
-        """Fail all jobs of a process that is gone."""
-        if shard.sender is not None:
-            shard.sender.close()
-        shard.lost = why
-        shard.worker = shard.sender = shard.left = shard.exited = None
-        jobs, shard.jobs = shard.jobs, deque()
-        shard.setup = None
-        for job in jobs:
-            job.fail(why, traceback, ShardLost)
+    for batch in given:
+        form, _ = lay_out({module_id: batch.to_tree()})
+        layout_of(form.tree, Limits())  # as the learner reads it: beyond its limits, a stream ends
+    return given
 
 
-def places(shards: Mapping[str, int], gpus: Sequence[str], count: int) -> dict[str, ShardPlacement]:
-    """Return places by module id, given their shards."""
-    share = len(gpus) / len(shards) if shards else 0.0
-    return {
-        key: ShardPlacement(n, tuple(gpus[n::count]) or (CPU,), share) for key, n in shards.items()
-    }
-
-
-def choose_shard(loads: Sequence[int | None], most: int | None) -> int:
-    """Choose a shard for another module by loads; None: shard is down.
-
-    The number after the last means a new shard. There are at most `most` shards.
-    """
-    open_ = [shard for shard, load in enumerate(loads) if load is not None]
-    fewest = min(open_, key=lambda shard: loads[shard] or 0, default=None)
-    if (fewest is None or loads[fewest]) and (most is None or len(loads) < most):
-        return len(loads)
-    if fewest is None:
-        raise ConfigError("no shard is left that takes a module, and no device for another")
-    return fewest
-
-
-def _restore_commands(
-    module_id: str, state: ModuleState | None = None, weights: Mapping[str, Tree] | None = None
-) -> list[Message]:
-    """Make commands that restore a state or replace weights."""
-    tree, extra = state or ({DEFAULT_MODULE: weights or {}}, {})
-    parts = restores(module_id, tree, extra, training_pb2.Restore(weights=state is None))
-    return [*parts, training_pb2.Snapshot(module_id=module_id)]
-
-
-def _state_in(_: str, bodies: Sequence[any_pb2.Any]) -> ModuleState:
-    """Read the state from replies; the last one answers a Snapshot."""
-    reader, frame = state_reader(), None
-    for body in bodies:
-        if body.TypeName() == training_pb2.StateChunk.DESCRIPTOR.full_name:
-            frame = reader.feed(body.value)
-    assert frame is not None
-    return ModuleState(cast(dict[str, Tree], frame.tree), json.loads(frame.header.extra))
+def text_of(failure: attach_pb2.Failure) -> str:
+    """Return a failure's message, with the traceback below."""
+    return f"{failure.message}\n{failure.traceback}".rstrip()

@@ -165,9 +165,13 @@ class World:
             version=Version(generation, update).message(),
             module_id=module_id,
         )
-        self._sender.send(header, {module_id: batch.to_tree()})
+        return self.send_as(header, batch)
+
+    def send_as(self, header: episodes_pb2.BatchHeader, batch: EpisodeBatch) -> tuple[str, str]:
+        """A batch with this header. What became of it."""
+        self._sender.send(header, {header.module_id: batch.to_tree()})
         settled, reason, explanation = self._settled.get(timeout=PATIENCE)
-        assert settled == batch_id
+        assert settled == header.batch_id
         return reason, explanation
 
     def update(self, *batch_ids: int, **asked: Any) -> training_pb2.UpdateDone:

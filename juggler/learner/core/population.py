@@ -67,9 +67,11 @@ class Population(LearnerCore[TrainState]):
         same_start: bool = False,
         own_samples: bool = False,
     ) -> None:
-        if why := _why_not(core, own_samples):
-            raise ValueError(why)
-        values = {key: _checked(core, key, each) for key, each in (hyperparameters or {}).items()}
+        _must_be_mappable(core, own_samples)
+        try:
+            values = {key: _checked(core, key, x) for key, x in (hyperparameters or {}).items()}
+        except ValueError as error:
+            raise ValueError(f"hyperparameters: {error}") from None
         sizes = {len(each) for each in values.values()} | ({size} if size is not None else set())
         if len(sizes) != 1 or sizes == {0}:
             raise ValueError(
@@ -77,6 +79,7 @@ class Population(LearnerCore[TrainState]):
                 f"lengths {[len(each) for each in values.values()]}"
             )
         (self.size,) = sizes
+        # A learner, and a core around this one, see what the algorithm alone would show.
         self.name = f"population of {core.name}"
         self.trains_on, self.config = core.trains_on, core.config
         self._core, self._keys, self._same_start = core, tuple(values), same_start
@@ -94,11 +97,13 @@ class Population(LearnerCore[TrainState]):
 
     def init(self, seed: int) -> TrainState:
         """Initialize member i with `seed + i`, or all with `seed`."""
-        values, members = self._values_on(torch.device("cpu")), []
-        for index in range(self.size):
-            core = _member(self._core, {key: x[index] for key, x in values.items()})
-            members.append(core.init(seed if self._same_start else seed + index))
-        return _stacked(members)
+        values = self._values_on(torch.device("cpu"))
+        cores = [
+            _member(self._core, {key: x[index] for key, x in values.items()})
+            for index in range(self.size)
+        ]
+        step = 0 if self._same_start else 1
+        return _stacked([core.init(seed + step * index) for index, core in enumerate(cores)])
 
     def grads(self, state: TrainState, sample: Columns) -> tuple[Grads, Aux]:
         def grads(core: GradientCore, state: TrainState, sample: Columns) -> Any:
@@ -133,9 +138,8 @@ class Population(LearnerCore[TrainState]):
         return params
 
     def state_to_tree(self, state: TrainState) -> dict[str, Tree]:
-        members = [self.member(state, index) for index in range(self.size)]
-        trees = {str(index): self._core.state_to_tree(each) for index, each in enumerate(members)}
-        return {"members": trees}
+        members = (self.member(state, index) for index in range(self.size))
+        return {"members": {str(i): self._core.state_to_tree(x) for i, x in enumerate(members)}}
 
     def state_from_tree(self, tree: Tree, like: TrainState) -> TrainState:
         """Restore all members; hyper-parameters are not restored."""
@@ -144,11 +148,9 @@ class Population(LearnerCore[TrainState]):
             raise StateMismatch(
                 f"the checkpoint has {len(trees) or 'no'} members; here there are {self.size}"
             )
-        members = [
-            self._core.state_from_tree(trees.get(str(index)), self.member(like, index))
-            for index in range(self.size)
-        ]
-        return _stacked(members)
+        members = [self.member(like, index) for index in range(self.size)]
+        own = (self._core.state_from_tree(trees.get(str(i)), x) for i, x in enumerate(members))
+        return _stacked([*own])
 
     def _values_on(self, device: torch.device) -> dict[str, Tensor]:
         """Return hyper-parameters [M], by key."""
@@ -217,64 +219,55 @@ def _member(core: GradientCore, values: Mapping[str, Tensor]) -> GradientCore:
     return member
 
 
-def _why_not(core: LearnerCore[Any], own_samples: bool) -> str:
-    """Return why members cannot be trained together; "": they can."""
+def _must_be_mappable(core: LearnerCore[Any], own_samples: bool) -> None:
+    """Raise ValueError if torch.func.vmap cannot map one pass over all members."""
     if not isinstance(core, GradientCore):
-        return (
+        raise ValueError(
             f"{core.name} ({type(core).__name__}) cannot be in a population: it is not a "
             "GradientCore. Give the population the algorithm alone. A core around another one "
             "goes around the population, if it can be around any core; Rnd and Discriminator "
             "cannot"
         )
-    # Limits of torch.func.vmap, which maps one pass over all members.
     if core.config.compile:
-        return "compile = true: nothing is compiled under vmap; set it to false"
+        raise ValueError("compile = true: nothing is compiled under vmap; set it to false")
     if own_samples and core.config.micro_batches > 1:
-        return (
+        raise ValueError(
             f"micro_batches = {core.config.micro_batches}: vmap cannot split members' samples; "
             "set it to 1"
         )
     # Draws of one replay cannot differ between members.
     if own_samples and not isinstance(core.data_source(), Queue | CircularBuffer):
-        return (
+        raise ValueError(
             f"own_samples with {core.name}, whose source of data may keep steps and draw them "
             "for all members: leave own_samples out"
         )
     if core.module.get_initial_state():
-        return (
+        raise ValueError(
             f"{type(core.module).__name__} has a state, and cannot be in a population: the "
             "lengths of its sequences have to be read from the data. Train its members as "
             "separate learners"
         )
-    return ""
 
 
 def _checked(core: GradientCore, key: str, numbers: Sequence[float]) -> list[float]:
-    """Check the values of a hyper-parameter, one per member.
+    """Return the values of a hyper-parameter, one per member.
 
     Raises:
         ValueError: they are not numbers, members cannot differ in this key, or a value is out of
             range.
     """
-    if getattr(core.config, key, key) is None:
-        raise ValueError(
-            f"hyperparameters: {key!r} is none in the config of {core.name}; set it there to a "
-            "number, so that members may have others"
-        )
     keys = [*core.schedules, *core.config.numbers_of_losses()]
     if key not in keys:
-        why = f"members of {core.name} cannot differ in {key!r}{nearest(key, keys)}"
-        raise ValueError(f"hyperparameters: {why}")
+        is_none = getattr(core.config, key, key) is None
+        why = ", which is none in the config: set it to a number" if is_none else nearest(key, keys)
+        raise ValueError(f"members of {core.name} cannot differ in {key!r}{why}")
     # Anything that float() takes will do: it becomes a number of a tensor.
     try:
         values = [float(value) for value in numbers]
     except (TypeError, ValueError):
-        why = f"{key} = {numbers!r}: must be a list with a number for each member"
-        raise ValueError(f"hyperparameters: {why}") from None
+        what = f"{key} = {numbers!r}: must be a list with a number for each member"
+        raise ValueError(what) from None
     for value in values if hasattr(core.config, key) else ():
         changed: dict[str, Any] = {key: value}
-        try:
-            replace(core.config, **changed).validate()
-        except ValueError as error:
-            raise ValueError(f"hyperparameters: {error}") from None
+        replace(core.config, **changed).validate()
     return values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from juggler.learner.data.validation import BatchValidator
@@ -55,8 +55,9 @@ class BatchStore:
         self._capacity_bytes = total_memory() // 2 if capacity_bytes is None else capacity_bytes
         self.held_bytes = 0
         self._held: dict[int, HeldBatch] = {}
+        self._refused: dict[int, str] = {}  # why, by batch id, for `take`
         self._joined = 0  # the generation of the group when this learner joined it
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
 
     def serve(self, joined: int) -> None:
         """Accept batches for this generation of the group and later ones.
@@ -100,8 +101,15 @@ class BatchStore:
                 raise WireError(f"{waiting} bytes of batches are waiting already")
             self._held[held.batch_id] = held
             self.held_bytes += held.nbytes
+            self._lock.notify_all()
         self._arrived(held)
         return ""
+
+    def refuse(self, batch_id: int, why: str) -> None:
+        """Note for `take` that a batch was refused."""
+        with self._lock:
+            self._refused[batch_id] = why
+            self._lock.notify_all()
 
     def peek(self, batch_ids: Iterable[int]) -> list[HeldBatch]:
         """Return the named batches that have arrived, in order, without removal."""
@@ -114,6 +122,22 @@ class BatchStore:
             found = [(batch_id, self._held.pop(batch_id, None)) for batch_id in batch_ids]
             self.held_bytes -= sum(held.nbytes for _, held in found if held)
         return [held for _, held in found if held], [key for key, held in found if held is None]
+
+    def take(self, batch_ids: Sequence[int]) -> list[HeldBatch]:
+        """Wait for all of these batches; remove and return them.
+
+        Raises:
+            ValueError: one was refused; the others are removed.
+        """
+        with self._lock:
+            self._lock.wait_for(
+                lambda: all(key in self._held or key in self._refused for key in batch_ids)
+            )
+            refused = [self._refused.pop(key) for key in batch_ids if key in self._refused]
+            held, _missing = self.pop(batch_ids)
+        if refused:
+            raise ValueError(refused[0])
+        return held
 
     def _checked(self, frame: BatchFrame) -> EpisodeBatch:
         module = self._validator.module

@@ -271,44 +271,39 @@ class HostedModule:
             publishes: whether to publish the new weights.
 
         Raises:
-            ValueError: an exact update is impossible, or the core has no schedule that it sets.
+            ValueError: the core has no schedule that it sets.
         """
         self.learner.use_values(update.values)
         started, collated = time.perf_counter(), self.learner.collate_seconds
         batches, missing = self.store.pop(update.batch_ids)
         done = training_pb2.UpdateDone(module_id=self.module_id, update_id=update.update_id)
-        # A script's update uses every batch, or changes nothing.
-        if update.exact:
-            metrics = self._make_exactly(update, batches, missing, done)
-            updated = time.perf_counter()
-        else:
-            # Staleness counts from the weights before this update.
-            before, taken_in = self.learner.updates, self.learner.data.taken_in()
-            share = self._due(batches)
-            if share is not None:
-                try:
-                    sample = self.updating.sample(share)
-                    # A replay that is still filling up yields no samples.
-                    if found := self.learner.step(sample):
-                        self._metrics.add(found)
-                    self.updating.made()
-                except PeerLost as error:
-                    self.membership.lose(self.learner, str(error))
-            done.peer_lost = self.membership.lost
-            is_kept = self.learner.data.taken_in() > taken_in
-            self._book(done, batches, missing, before, is_kept=is_kept)
-            updated = time.perf_counter()
-            has_learned = share is not None and not done.peer_lost
-            # Without a step, the weights are those already published.
-            if (
-                publishes
-                and has_learned
-                and self.learner.updates % self.learner.config.weights_interval == 0
-            ):
-                self._publish()
-            # Measured only when other metrics are sent: twice a second is enough.
-            if metrics := self._metrics.collect(self.learner.updates):
-                metrics |= self._clipped.metrics(batch.episodes for batch in batches)
+        # Staleness counts from the weights before this update.
+        before, taken_in = self.learner.updates, self.learner.data.taken_in()
+        share = self._due(batches)
+        if share is not None:
+            try:
+                sample = self.updating.sample(share)
+                # A replay that is still filling up yields no samples.
+                if found := self.learner.step(sample):
+                    self._metrics.add(found)
+                self.updating.made()
+            except PeerLost as error:
+                self.membership.lose(self.learner, str(error))
+        done.peer_lost = self.membership.lost
+        is_kept = self.learner.data.taken_in() > taken_in
+        self._book(done, batches, missing, before, is_kept=is_kept)
+        updated = time.perf_counter()
+        has_learned = share is not None and not done.peer_lost
+        # Without a step, the weights are those already published.
+        if (
+            publishes
+            and has_learned
+            and self.learner.updates % self.learner.config.weights_interval == 0
+        ):
+            self._publish()
+        # Measured only when other metrics are sent: twice a second is enough.
+        if metrics := self._metrics.collect(self.learner.updates):
+            metrics |= self._clipped.metrics(batch.episodes for batch in batches)
         self._complete(done, metrics, seconds)
         # In case the driver misses this answer.
         self.handover.updated(done, self._updates_in_flight)
@@ -347,16 +342,13 @@ class HostedModule:
         dropped, _missing = self.store.pop(batch_ids)
         self._steps_dropped += sum(batch.live_steps for batch in dropped)
 
-    def _make_exactly(
-        self,
-        update: training_pb2.Update,
-        batches: list[HeldBatch],
-        missing: list[int],
-        done: training_pb2.UpdateDone,
-    ) -> dict[str, float]:
-        """Update on all of these batches, or fail; return the metrics."""
-        if missing:
-            raise ValueError(f"batches {missing} are not here")
+    def update_exactly(self, update: training_pb2.Update) -> training_pb2.UpdateDone:
+        """Make an update that uses all of its batches, or changes nothing.
+
+        Raises:
+            ValueError: a batch was refused, or the gradients are not finite.
+        """
+        batches = self.store.take(update.batch_ids)
         updated = self.learner.update_from_episodes(
             [batch.episodes for batch in batches],
             minibatch_size=update.minibatch_size or None,
@@ -369,11 +361,14 @@ class HostedModule:
                 "the loss or its gradients were not finite, so this update changed nothing. "
                 "Lower lr, or check the episodes"
             )
-        # Booked only now: a failed update has used none of them.
+        # Only now is it certain that all batches were used.
+        done = training_pb2.UpdateDone(
+            module_id=self.module_id, update_id=update.update_id, version=self.version.message()
+        )
+        done.metrics[self.module_id].values.update(metrics)
         for batch in batches:
             done.batches.add(batch_id=batch.batch_id, live_steps=batch.live_steps)
-            self._steps_trained += batch.live_steps
-        return metrics
+        return done
 
     def _book(
         self,

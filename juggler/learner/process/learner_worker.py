@@ -158,7 +158,6 @@ class LearnerWorker:
         self._settings = setup
         self._shared = SharedParts(setup.shared)
         self._unpublished: set[str] = set()  # modules that wait for modules with shared parts
-        self._outlives_failures = setup.outlives_failures
         index = int(self._attachment.worker_id.rpartition("-")[2])
         self._device = device_for(setup.device, index, devices_here())
         if (why := use_threads(setup.threads)) and self._device == "cpu":
@@ -170,6 +169,7 @@ class LearnerWorker:
             self._store, self._why_refused, Limits(), self._server.memory
         )
         self._server.serve(self._receiver.handler(), self.publisher.handler(), self._ring.handler())
+        self._outlives_failures = setup.outlives_failures  # but not a failure of this command
         return attach_pb2.Done()
 
     def _add_module(self, _: int, command: training_pb2.AddModule) -> training_pb2.ModuleReady:
@@ -246,6 +246,8 @@ class LearnerWorker:
         module_id = update.module_id
         if update.metrics_only:
             return self._module(module_id).last_metrics(self._seconds)
+        if update.exact:
+            return self._module(module_id).update_exactly(update)
         self._seconds["waiting"] += time.perf_counter() - self._idle_since
         self._seconds["receive"] = self._receiver.seconds  # in other threads
         waits = self._settings.synchronous and bool(self._shared.partners(module_id))
@@ -321,6 +323,7 @@ class LearnerWorker:
         except WireError as error:
             if not self._outlives_failures:
                 raise
+            module.store.refuse(frame.header.batch_id, str(error))
             return str(error)
 
     def _arrived(self, module_id: str, batch: HeldBatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import psutil
 import pytest
 from support.batches import MakeBatch
 from support.learner_groups import LEARNERS, MODEL, PATIENCE, SPACES, Gate, alone, same, spec
+from support.processes import eventually
 
 import juggler
+from juggler.driver import learner_group
 
 
 @pytest.mark.slow
@@ -97,6 +100,23 @@ def test_a_killed_shard_comes_back_with_what_is_known_of_its_modules(
 
 
 @pytest.mark.slow
+def test_a_restored_state_is_kept_for_the_next_process_though_another_module_fails(
+    group: juggler.LearnerGroup, make_batch: MakeBatch
+) -> None:
+    state, weights = group.save(["target"])["target"], group.get_weights(["target"])["target"]
+    group.update_from_episodes({"target": [make_batch()]})
+    group.save(["target"])
+    with pytest.raises(juggler.LearnerGroupError, match="restore of 'main'"):
+        group.restore({"target": state, "main": state})
+    shard = group._shards[group.placement["target"].shard]
+    victim = shard.worker
+    assert victim is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    eventually(lambda: shard.worker not in (victim, None), "the next process")
+    same(group.get_weights(["target"])["target"], weights)
+
+
+@pytest.mark.slow
 def test_a_group_that_cannot_start_leaves_no_process_and_another_one_alone(
     group: juggler.LearnerGroup,
 ) -> None:
@@ -105,8 +125,10 @@ def test_a_group_that_cannot_start_leaves_no_process_and_another_one_alone(
         juggler.LearnerGroup(
             {"bad": {**spec(), "module": "support.learner_groups:Gatd"}}, devices="fake:1"
         )
+    with pytest.raises(juggler.ShardLost, match=r"cuda:99 was lost(.|\n)*this host has"):
+        juggler.LearnerGroup({"main": spec()}, devices="cuda:99")
     assert {each.pid for each in psutil.Process().children(recursive=True)} == before
-    assert all(shard.set_up for shard in group._shards)
+    assert all(shard.worker for shard in group._shards)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +171,7 @@ def test_what_makes_no_sense_is_refused(group: juggler.LearnerGroup, make_batch:
         ({"main": []}, "'main' needs a list of EpisodeBatch"),
         ({"main": [{}]}, "'main' needs a list of EpisodeBatch"),
         ({"main": make_batch()}, "'main' needs a list of EpisodeBatch"),
+        ({"main": [make_batch(actions=np.zeros((3, 6, *[1] * 18)))]}, "20 dimensions, limit 16"),
     ]:
         with pytest.raises(ValueError, match=message):
             group.update_from_episodes(episodes)  # type: ignore[arg-type]
@@ -179,22 +202,29 @@ def test_a_group_that_cannot_be_is_refused(keys: dict[str, Any], message: str) -
 @pytest.mark.usefixtures("one_forkserver")
 @pytest.mark.slow
 def test_a_shard_that_hangs_is_killed_and_another_one_is_started_for_another_module(
-    make_batch: MakeBatch, tmp_path: Path
+    make_batch: MakeBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    quick = partial(learner_group.HubSettings, hang_seconds=4)
+    monkeypatch.setattr(learner_group, "HubSettings", quick)
     gate = Gate(tmp_path / "gate")
     gated = {
         **spec(),
         "model": {**MODEL, "gate": str(gate.path)},
         "module": "support.learner_groups:Gated",
     }
-    with juggler.LearnerGroup({"gated": gated}, devices="cpu", hang_seconds=4) as group:
-        with pytest.raises(juggler.UpdateFailed, match="lost: hung: no progress for"):
+    with juggler.LearnerGroup({"gated": gated}, devices="cpu") as group:
+        with pytest.raises(
+            juggler.UpdateFailed, match=r"was lost: killed by SIGKILL\.\nhung.*: no progress for"
+        ):
             group.update_from_episodes({"gated": [make_batch()]})
         gate.open()
         group.add_module("second", spec())
         assert [place.shard for place in group.placement.values()] == [0, 1]
         done = group.update_from_episodes({"gated": [make_batch()], "second": [make_batch()]})
         assert (done["gated"].updates, done["second"].updates) == (1, 1)
+    for call in (group.get_weights, lambda: group.add_module("third", spec())):
+        with pytest.raises(RuntimeError, match="the learner group is closed"):
+            call()
     gate.close()
 
 

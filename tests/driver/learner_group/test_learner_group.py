@@ -78,7 +78,7 @@ def test_a_slow_shard_holds_up_its_own_modules_alone(
     assert slow.done()
 
 
-def test_one_update_too_many_waits_and_the_other_shards_are_asked_meanwhile(
+def test_one_update_too_many_waits_and_the_other_modules_are_asked_meanwhile(
     group: juggler.LearnerGroup, make_batch: MakeBatch, gate: Gate
 ) -> None:
     in_flight = [
@@ -88,14 +88,14 @@ def test_one_update_too_many_waits_and_the_other_shards_are_asked_meanwhile(
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(
             group.update_from_episodes,
-            {"target": [make_batch()], "main": [make_batch()]},
+            {"gated": [make_batch()], "main": [make_batch()]},
             async_update=True,
         )
         while group.save(["main"])["main"].extra["updates"] == before:
             pass
         assert not asking.done()
         gate.open()
-        assert asking.result(PATIENCE).result(PATIENCE).keys() == {"target", "main"}
+        assert asking.result(PATIENCE).result(PATIENCE).keys() == {"gated", "main"}
     assert all(handle.done() for handle in in_flight)
 
 

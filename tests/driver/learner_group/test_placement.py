@@ -1,7 +1,9 @@
-"""Which module is trained where, and the jobs of a shard."""
+"""Which module is trained where, and the requests to a shard, without processes."""
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections import Counter
 from concurrent.futures import Future
 from typing import Any
@@ -18,54 +20,79 @@ from juggler.driver.learner_group import (
     LearnerGroup,
     LearnerGroupError,
     Module,
-    Shard,
+    ModuleState,
     ShardLost,
-    ShardPlacement,
-    choose_shard,
-    places,
 )
-from juggler.runtime.actors.hub import (
-    HubEvent,
-    Worker,
-    WorkerJoined,
-    WorkerLeft,
-    WorkerReplied,
-)
-from juggler.runtime.actors.requests import Completed
+from juggler.runtime.actors.hub import Worker, WorkerJoined, WorkerLeft, WorkerReplied
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
-class Placement:
-    """Modules that come and go, placed as a group places them."""
+class Outside:
+    """All that a group talks to: commands are kept, and killed workers."""
 
-    def __init__(self, gpus: int, modules: int) -> None:
-        self.gpus = [f"fake:{n}" for n in range(gpus)]
-        self.count = 0
-        self.shards: dict[str, int] = {}
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, Any]] = []
+        self.killed: list[int] = []
+        self.supervisor = self
+
+    def start_learner(self, index: int) -> None:
+        pass
+
+    def send(self, worker: Worker, number: int, command: Message) -> None:
+        self.sent.append((number, command))
+
+    def kill(self, worker_id: str, pid: int, after: float) -> None:
+        self.killed.append(pid)
+
+    def close(self) -> None:
+        pass
+
+
+class World(LearnerGroup):
+    """A group whose processes are only said to be there."""
+
+    def __init__(self, gpus: int = 1, modules: int = 0) -> None:
+        self.outside: Any = Outside()
+        self._hub = self._local = self.outside
+        self._devices = [f"fake:{n}" for n in range(gpus)]
+        self._token, self._run_id, self._over = "token", "run", ""
+        self._updates_in_flight, self._ids = 2, itertools.count(1)
+        self._changed = threading.Condition()
+        self._modules, self._shards = {}, []
+        self.worker = Worker("learner-0", "1", "learner", 0, "here", 7, (), ("unix:/x",), True)
         for n in range(modules):
             self.add(f"module {n}")
 
+    def add(self, module_id: str) -> Module:
+        return self._place(training_pb2.AddModule(module_id=module_id))
+
     def loads(self) -> list[int]:
-        found = Counter(self.shards.values())
-        return [found[shard] for shard in range(self.count)]
+        found = Counter(place.shard for place in self.placement.values())
+        return [found[shard.index] for shard in self._shards]
 
-    def add(self, module_id: str) -> int:
-        shard = self.shards[module_id] = choose_shard(self.loads(), len(self.gpus) or None)
-        self.count = max(self.count, shard + 1)
-        return shard
+    def ask(self, module: Module, *commands: Message) -> Future[Any]:
+        update = training_pb2.Update(module_id=module.module_id)
+        return self._request(module, "update", commands or [update], bool)
 
-    def places(self) -> dict[str, ShardPlacement]:
-        return places(self.shards, self.gpus, self.count)
+    def join(self) -> None:
+        self._handle(WorkerJoined(self.worker))
 
-    def check(self) -> None:
-        by_shard = {place.shard: place.devices for place in self.places().values()}
-        assert all(by_shard.values())
-        if self.gpus:
-            taken = Counter(device for devices in by_shard.values() for device in devices)
-            assert max(taken.values(), default=1) == 1
-            for shard, devices in by_shard.items():
-                assert devices[0] == self.gpus[shard], "it computes on the same as before"
+    def exit(self, how: str = "killed by SIGKILL", restart_in: float | None = 0.25) -> None:
+        self._handle(Exited("learner-0", 7, how, restart_in))
+
+    def answer(self, command: type[Message], failure: str = "", last: bool = True) -> None:
+        """Answer the newest command of this kind."""
+        number = next(n for n, each in reversed(self.outside.sent) if type(each) is command)
+        reply = attach_pb2.Reply(id=number, last=last, body=any_pb2.Any())
+        if failure:
+            reply = attach_pb2.Reply(
+                id=number, last=True, failure=attach_pb2.Failure(message=failure)
+            )
+        self._handle(WorkerReplied(self.worker, reply))
+
+    def sent(self) -> list[str]:
+        return [type(each).__name__ for _, each in self.outside.sent]
 
 
 @pytest.mark.parametrize(
@@ -83,10 +110,10 @@ class Placement:
 def test_modules_are_spread_over_gpus_as_the_table_says(
     gpus: int, modules: int, shards: int, gpus_per_shard: int, modules_per_shard: int, share: float
 ) -> None:
-    placement = Placement(gpus, modules)
-    assert placement.count == shards
-    assert max(placement.loads()) == modules_per_shard
-    found = placement.places().values()
+    world = World(gpus, modules)
+    assert len(world._shards) == shards
+    assert max(world.loads()) == modules_per_shard
+    found = world.placement.values()
     assert max(len(place.devices) for place in found) == gpus_per_shard
     assert {place.share for place in found} == {share}
 
@@ -99,95 +126,43 @@ def test_modules_are_spread_over_gpus_as_the_table_says(
 def test_modules_come_and_go_and_each_goes_where_there_is_most_room(
     gpus: int, modules: int, moves: list[int]
 ) -> None:
-    placement = Placement(gpus, modules)
-    there = list(placement.shards)
+    world = World(gpus, modules)
+    there = list(world.placement)
     for number, move in enumerate(moves):
         if move % 2 and there:
-            del placement.shards[there.pop(move % len(there))]
+            world.remove_module(there.pop(move % len(there)))
             continue
         there.append(f"later {number}")
-        before, loads = placement.count, placement.loads()
-        shard = placement.add(there[-1])
+        before, loads = len(world._shards), world.loads()
+        shard = world.add(there[-1]).shard.index
         if shard < before:
             assert loads[shard] == min(loads)
         else:
             assert shard == before
             assert min(loads) > 0
-        assert placement.count <= (gpus or placement.count)
-    assert sorted(placement.places()) == sorted(there)
-    placement.check()
+        assert len(world._shards) <= (gpus or len(world._shards))
+    assert sorted(world.placement) == sorted(there)
+    by_shard = {place.shard: place.devices for place in world.placement.values()}
+    assert all(by_shard.values())
+    if gpus:
+        taken = Counter(device for devices in by_shard.values() for device in devices)
+        assert max(taken.values(), default=1) == 1
+        for index, devices in by_shard.items():
+            assert devices[0] == f"fake:{index}", "it computes on the same as before"
 
 
 def test_a_shard_that_is_down_gets_no_more_modules() -> None:
-    assert choose_shard([None, 1], 2) == 1
-    assert choose_shard([None, 1], 3) == 2
-    assert choose_shard([None, 1], None) == 2
+    world = World(2, 2)
+    world._shards[0].down = True
+    assert world.add("third").shard.index == 1
+    world._shards[1].down = True
     with pytest.raises(ConfigError, match="no shard is left"):
-        choose_shard([None, None], 2)
+        world.add("fourth")
+    world._devices = []
+    assert world.add("fourth").shard.index == 2
 
 
-# The jobs of a shard, without a process.
-
-
-class Outside:
-    """What a group of shards talks to: keeps commands and dismissals."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-        self.dismissed: list[str] = []
-        self.answer: Completed | None = None
-        self.supervisor = self
-
-    def submit(self, worker: Worker, command: Message) -> int:
-        self.sent.append(command)
-        return len(self.sent)
-
-    def complete(self, event: HubEvent) -> list[Completed]:
-        return [self.answer] if isinstance(event, WorkerReplied) and self.answer else []
-
-    def dismiss(self, worker: Worker, why: str) -> None:
-        self.dismissed.append(why)
-
-    def kill(self, *of_process: Any, abort: bool) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class World(LearnerGroup):
-    def __init__(self) -> None:
-        self.outside: Any = Outside()
-        self._pool = self._hub = self._local = self.outside
-        self._shards = [Shard(0, "fake:0")]
-        self._token, self._run_id = "token", "run"
-        self._updates_in_flight = 2
-        self.shard = self._shards[0]
-        self.worker = Worker("learner-0", "1", "learner", 0, "here", 7, (), ("unix:/x",), True)
-        self._modules = {}
-
-    def put(self, name: str, *batch_ids: int) -> Future[Any]:
-        update = training_pb2.Update(module_id=name, batch_ids=batch_ids)
-        return self._put(0, name, [update], len, batch_ids)
-
-    def hear(self, event: Any) -> None:
-        self._on(event)
-
-    def join(self) -> None:
-        self.hear(WorkerJoined(self.worker))
-
-    def answer(self, name: str, failure: str = "") -> None:
-        """Answer the command about this module."""
-        sent = self.outside.sent
-        number = next(n for n, each in enumerate(sent, 1) if getattr(each, "module_id", "") == name)
-        said = attach_pb2.Failure(message=failure) if failure else None
-        body = None if failure else any_pb2.Any()
-        request = sent[number - 1]
-        self.outside.answer = Completed(self.worker, number, request, body, said, True)
-        self.hear(WorkerReplied(self.worker, attach_pb2.Reply()))
-
-    def sent(self) -> list[str]:
-        return [getattr(each, "module_id", "setup") for each in self.outside.sent]
+# The requests to a shard.
 
 
 @pytest.fixture(name="world")
@@ -196,88 +171,117 @@ def _world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World()
 
 
-def test_jobs_go_in_order_and_none_before_its_batches(world: World) -> None:
-    first = world.put("a")
-    assert world.sent() == []  # there is no process
+def built(world: World, module_id: str) -> Module:
+    module = world.add(module_id)
+    done = world._build(module)
+    world.answer(training_pb2.AddModule)
+    assert done.result(0) is None
+    return module
+
+
+def test_the_answer_to_the_last_command_ends_a_request(world: World) -> None:
+    module = world.add("a")
     world.join()
-    second, third = world.put("b", 1, 2), world.put("c", 3)
-    world.put("d")
-    assert world.sent() == ["setup", "a"]
-    world.hear((0, 3, ""))
-    world.hear((0, 1, ""))
-    assert world.sent() == ["setup", "a"]
-    world.hear((0, 2, ""))
-    assert world.sent() == ["setup", "a", "b", "c", "d"]
-    world.answer("b")
-    assert second.result(0) == 1
-    assert not third.done()
-    world.answer("a", failure="no")
-    assert str(first.exception(0)) == "a: no"
+    first = world.ask(module, training_pb2.Restore(), training_pb2.Update())
+    second = world.ask(module, training_pb2.Snapshot())
+    assert world.sent() == ["Setup", "Restore", "Update", "Snapshot"]
+    world.answer(training_pb2.Restore)
+    world.answer(training_pb2.Snapshot, last=False)
+    assert not first.done()
+    assert not second.done()
+    world.answer(training_pb2.Snapshot)
+    assert second.result(0) is True
+    world.answer(training_pb2.Update, failure="no")
+    assert type(first.exception(0)) is LearnerGroupError
+    assert str(first.exception(0)) == "update of 'a': no"
+    assert not world._shards[0].requests
 
 
-def test_an_update_with_a_refused_batch_is_sent_and_fails(world: World) -> None:
+def test_a_lost_process_fails_its_requests_once_it_is_known_how_it_ended(world: World) -> None:
+    world.add("a")
     world.join()
-    update = world.put("a", 1, 2, 3)
-    world.put("b")
-    for batch_id, why in ((1, ""), (2, "too long"), (3, "")):
-        world.hear((0, batch_id, why))
-    assert world.sent() == ["setup", "a", "b"]
-    world.answer("a", failure="batches [2] are not here")
-    assert type(update.exception(0)) is LearnerGroupError
-    assert str(update.exception(0)) == "a: too long"
+    module = built(world, "b")
+    request = world.ask(module)
+    world._handle(WorkerLeft(world.worker, "hung"))
+    assert not module.settled()
+    assert world.outside.killed == [7]
+    assert not request.done()
+    world.exit()
+    assert isinstance(request.exception(0), ShardLost)
+    words = "learner-0 on fake:0 was lost: killed by SIGKILL."
+    assert str(request.exception(0)) == f"update of 'b': {words}\nhung"
+    world.answer(training_pb2.Update)  # a reply that was under way
+    assert isinstance(world.ask(module).exception(0), ShardLost)
 
 
-def test_a_lost_process_takes_its_jobs_with_it(world: World) -> None:
+def test_a_new_process_builds_the_modules_of_its_predecessor_from_their_states(
+    world: World,
+) -> None:
+    module = world.add("a")
     world.join()
-    jobs = {"a": world.put("a")}
-    world.hear(WorkerLeft(world.worker, "the connection broke"))
-    assert not world.shard.set_up
-    jobs["b"] = world.put("b")
-    assert not jobs["a"].done(), "before it is known how it ended"
-    world.hear(Exited("learner-0", 7, "killed by SIGKILL", 0.25))
-    for name, job in jobs.items():
-        assert isinstance(job.exception(0), ShardLost)
-        text = f"{name}: learner-0 on fake:0 was lost: killed by SIGKILL."
-        assert str(job.exception(0)) == text
-    assert world.sent() == ["setup", "a"]
-    later = world.put("c")
+    built(world, "b").updates = 3
+    kept = built(world, "c")
+    kept.updates, kept.kept = 8, ModuleState({}, {"updates": 5})
+    world.exit()
+    assert "'b' goes back to update 0 of 3. Module 'c' goes back to update 5 of 8." in (
+        world._shards[0].lost
+    )
+    world.outside.sent.clear()
+    world.worker = Worker("learner-0", "2", "learner", 0, "here", 9, (), ("unix:/x",), True)
     world.join()
-    assert world.sent() == ["setup", "a", "setup", "c"]
-    world.answer("c")
-    assert later.result(0) == 1
+    ids = [getattr(each, "module_id", "") for _, each in world.outside.sent]
+    assert world.sent() == ["Setup", "AddModule", "AddModule", "Restore"]
+    assert ids == ["", "b", "c", "c"], "'a' was never there"
+    assert not kept.settled()
+    world.answer(training_pb2.AddModule)
+    assert kept.settled()
+    assert not module.settled()
+    world.answer(training_pb2.Restore, failure="out of memory")
+    assert world.outside.killed == [9]
+    assert not kept.settled()
 
 
-def test_a_new_process_gets_its_modules_first_and_has_room_once_it_has_them(world: World) -> None:
-    world.put("meanwhile")
-    for name in ("first", "second"):
-        world._modules[name] = Module(0, training_pb2.AddModule(module_id=name), is_built=True)
-    world._modules["elsewhere"] = Module(1, training_pb2.AddModule(), is_built=True)
+def test_a_module_has_room_until_as_many_updates_as_allowed_are_unfinished(world: World) -> None:
+    world.add("a")
     world.join()
-    assert world.sent() == ["setup", "first", "second", "meanwhile"]
-    world.answer("first")
-    assert not world._has_room(0)
-    world.answer("second", failure="out of memory")
-    world.answer("")
-    assert world.outside.dismissed == ["out of memory"]
+    module = built(world, "b")
+    for _ in range(3):
+        assert module.has_room()
+        module.in_flight.append(world.ask(module))
+        world.answer(training_pb2.Update)
+    for _ in range(2):
+        assert module.has_room()
+        module.in_flight.append(world.ask(module))
+    assert not module.has_room()
+    world.exit()
+    assert not module.has_room()
+    module.removed = True
+    assert module.has_room(), "so that its update fails at once"
+    assert str(world.ask(module).exception(0)) == "update of 'b': it was removed"
 
 
 def test_a_shard_that_stays_down_says_so(world: World) -> None:
-    world.hear(Exited("learner-0", 7, "exit code 1", None))
-    error = world.put("a").exception(0)
+    module = world.add("a")
+    world.exit("exit code 1", None)
+    error = world.ask(module).exception(0)
     assert isinstance(error, ShardLost)
     assert "exit code 1. It has died too often, and stays down" in str(error)
-    assert world._has_room(0), "so that an update fails at once"
+    assert module.has_room(), "so that an update fails at once"
+    world.join()  # it attached just before its end
+    for done in (world.ask(module), world._build(module)):
+        assert isinstance(done.exception(0), ShardLost)
 
 
-def test_futures_cannot_be_cancelled_and_replies_that_cannot_be_read_fail_their_job(
+def test_futures_cannot_be_cancelled_and_replies_that_cannot_be_read_fail_their_request(
     world: World,
 ) -> None:
-    def cannot(bodies: Any) -> None:
+    def cannot(body: Any) -> None:
         raise ValueError("a digest differs")
 
+    module = world.add("a")
     world.join()
-    first = world._put(0, "state of 'a'", [training_pb2.Snapshot(module_id="a")], cannot)
-    assert not first.cancel(), "else its reply would end the thread of the group"
-    world.answer("a")
-    assert str(first.exception(0)) == "state of 'a': a digest differs"
-    assert [job.what for job in world.shard.jobs] == ["setup"]
+    request = world._request(module, "state", [training_pb2.Snapshot()], cannot)
+    assert not request.cancel(), "else its reply would break the group"
+    world.answer(training_pb2.Snapshot)
+    assert str(request.exception(0)) == "state of 'a': a digest differs"
+    assert not world._shards[0].requests

@@ -286,7 +286,7 @@ def test_a_population_says_what_is_wrong_with_it(options: dict[str, Any], said: 
 
 def test_a_key_that_the_config_sets_to_none_is_no_members_own() -> None:
     ppo = Ppo(Small, PpoConfig())
-    with pytest.raises(ValueError, match="'value_clip' is none in the"):
+    with pytest.raises(ValueError, match="'value_clip', which is none in the"):
         Population(ppo, hyperparameters={"value_clip": [0.1, 0.2]})
 
 

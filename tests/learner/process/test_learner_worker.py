@@ -454,18 +454,26 @@ def test_modules_of_a_process_share_the_memory_of_waiting_batches(
 
 
 def test_an_exact_update_is_made_of_all_its_batches_or_not_at_all(
-    world_of_worker_modules: World, monkeypatch: pytest.MonkeyPatch
+    world_of_worker_modules: World, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for batch_id in (1, 2, 3):
         world_of_worker_modules.send(batch_id, update=0)  # long too old for an update of a run
     done = world_of_worker_modules.update(1, exact=True, num_epochs=2)
-    assert [(used.staleness, used.dropped) for used in done.batches] == [(0, "")]
+    assert [used.batch_id for used in done.batches] == [1]
     assert done.metrics["default"].values["skipped"] == 0.0
     assert Version.of(done.version).update == BEGIN.update + 1
-    assert "batches [9] are not here" in failed(
-        world_of_worker_modules,
-        training_pb2.Update(module_id="default", batch_ids=[2, 9], exact=True),
+    world_of_worker_modules.driver.tell(
+        training_pb2.Update(module_id="default", batch_ids=[2, 4], exact=True)
     )
+    # Batch 4 comes while the update waits for it, and is not what its header says.
+    header = episodes_pb2.BatchHeader(
+        batch_id=4, generation=GENERATION, live_steps=1, module_id="default"
+    )
+    reason = world_of_worker_modules.send_as(header, make_batch(4, 8))
+    assert reason == ("refused", str(world_of_worker_modules.driver.heard()))
+    assert reason[1].startswith("header says 1 live steps, found ")
+    held = world_of_worker_modules.module.store.peek([2, 3])
+    assert [batch.batch_id for batch in held] == [3]
     monkeypatch.setattr(
         world_of_worker_modules.module.learner,
         "after_gradients",
