@@ -1,4 +1,4 @@
-"""Which module is trained where, and the requests to a shard, without processes."""
+"""Placement of modules, and requests to a shard, without processes."""
 
 from __future__ import annotations
 
