@@ -415,7 +415,10 @@ class LearnerGroup:
             kept.append(self._snapshot(module))
             return restored
 
-        self._each(states, ask)
+        try:
+            self._each(states, ask)
+        finally:
+            wait(kept)  # also if a module could not restore: the others' states hold
         for state in kept:
             state.result()
 
