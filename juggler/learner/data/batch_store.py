@@ -126,6 +126,8 @@ class BatchStore:
     def take(self, batch_ids: Sequence[int]) -> list[HeldBatch]:
         """Wait for all of these batches; remove and return them.
 
+        A learner that waits for longer than the hub's `hang_seconds` is ended from there.
+
         Raises:
             ValueError: one was refused; the others are removed.
         """
