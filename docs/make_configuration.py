@@ -18,9 +18,9 @@ import tomli_w
 from gymnasium import Space
 
 from juggler.driver.driver_config import AgentsConfig, DriverConfig
-from juggler.driver.league.builder import LeagueBuilder
 from juggler.driver.league.builders import BUILDERS
 from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.league_builder import LeagueBuilder
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.learner.algorithms.actor_critic import ActorCriticConfig
 from juggler.learner.algorithms.off_policy import EpsilonGreedyConfig, OffPolicyConfig

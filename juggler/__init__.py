@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from juggler.driver.config import RunConfig as RunConfig
     from juggler.driver.config_files import shipped_configs as shipped_configs
     from juggler.driver.driver import RunFailed as RunFailed
-    from juggler.driver.league.builder import LeagueBuilder as LeagueBuilder
-    from juggler.driver.league.builder import Pairing as Pairing
+    from juggler.driver.league.league_builder import LeagueBuilder as LeagueBuilder
+    from juggler.driver.league.league_builder import Pairing as Pairing
     from juggler.driver.league.results import LeagueResults as LeagueResults
     from juggler.driver.league.roster import AddPlayer as AddPlayer
     from juggler.driver.league.roster import FreezePlayer as FreezePlayer
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from juggler.driver.play_checkpoint import evaluate as evaluate
     from juggler.driver.play_checkpoint import play_matches as play_matches
     from juggler.driver.play_checkpoint import record as record
-    from juggler.driver.result import Result as Result
+    from juggler.driver.run_end import Result as Result
     from juggler.driver.start_run import StartedRun as StartedRun
     from juggler.driver.start_run import resume as resume
     from juggler.driver.start_run import start as start

@@ -24,7 +24,7 @@ from juggler.driver.record.run_directory import (
     number,
     read_metrics,
 )
-from juggler.driver.result import Result
+from juggler.driver.run_end import Result
 from juggler.driver.start_run import StartedRun
 from juggler.driver.watching.overview import names_of
 from juggler.experiments.seeds import mean_curve, members

@@ -21,7 +21,7 @@ from juggler.driver.record.episode_returns import WithReturns
 from juggler.driver.record.metrics import Metrics
 from juggler.driver.record.run_directory import flat, to_json
 from juggler.driver.record.wording import Level, Progress
-from juggler.driver.result import OWN_REASONS, RunEnd
+from juggler.driver.run_end import OWN_REASONS, RunEnd
 from juggler.driver.signals import SecondSignal
 from juggler.learner.config import LearnerConfig
 from juggler.runtime.annotations import signature

@@ -27,7 +27,7 @@ from juggler.driver.record.run_directory import (
     withdraw,
 )
 from juggler.driver.record.wording import IN_PYTHON, Level, Progress, resuming
-from juggler.driver.result import RunClock
+from juggler.driver.run_end import RunClock
 from juggler.driver.run_parts import InheritedState, RunParts
 from juggler.driver.run_status import StatusReader
 from juggler.driver.script_classes import is_of_a_script

@@ -1,4 +1,4 @@
-"""LearnerGroup: many modules, each with its own algorithm, over shards of devices."""
+"""LearnerGroup, for scripts: trains many modules in several learner processes."""
 
 from __future__ import annotations
 

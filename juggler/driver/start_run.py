@@ -45,8 +45,8 @@ from juggler.driver.record.run_directory import (
     must_be_resumable,
 )
 from juggler.driver.record.wording import Level, Progress
-from juggler.driver.result import Result, goal_reached, goals_behind, nothing_to_do
 from juggler.driver.run_datasets import with_dataset
+from juggler.driver.run_end import Result, goal_reached, goals_behind, nothing_to_do
 from juggler.driver.run_parts import InheritedState
 from juggler.driver.script_classes import (
     give_names,

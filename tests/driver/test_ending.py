@@ -28,7 +28,7 @@ from juggler.driver.driver import Shutdown
 from juggler.driver.periodic_work import Intervals
 from juggler.driver.record.progress import NotebookProgress, make_progress
 from juggler.driver.record.wording import conclude
-from juggler.driver.result import RunClock, goal_reached, goals_behind, nothing_to_do
+from juggler.driver.run_end import RunClock, goal_reached, goals_behind, nothing_to_do
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.wire.v1 import training_pb2
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from juggler.driver.league.builder import LeagueBuilder, Pairing
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
+from juggler.driver.league.league_builder import LeagueBuilder, Pairing
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import (
     INITIAL,

@@ -27,7 +27,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.core import events
 from juggler.driver.loop import Loop
 from juggler.driver.record.wording import Progress
-from juggler.driver.result import RunClock
+from juggler.driver.run_end import RunClock
 from juggler.driver.run_parts import RunParts
 from juggler.driver.workers.trained_modules import PEER_SILENCE_SECONDS
 from juggler.driver.workers.worker_events import WorkerEvents

@@ -16,12 +16,12 @@ from google.protobuf.message import Message
 from juggler.driver.checkpoint.first_weights import FirstWeights, FrozenModule
 from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.config import RunConfig
-from juggler.driver.league.builder import LeagueBuilder
 from juggler.driver.league.builders import register_builder
+from juggler.driver.league.league_builder import LeagueBuilder
 from juggler.driver.loop import Loop
 from juggler.driver.periodic_work import PeriodicWork
 from juggler.driver.record.wording import Level, Progress
-from juggler.driver.result import RunClock
+from juggler.driver.run_end import RunClock
 from juggler.driver.run_parts import InheritedState, RunParts
 from juggler.driver.workers.league_run import LeagueRun
 from juggler.driver.workers.local_workers import LocalWorkers

@@ -28,7 +28,7 @@ from juggler.driver.record.metrics import (
     Metrics,
     ModuleMetrics,
 )
-from juggler.driver.result import RunClock, Times
+from juggler.driver.run_end import RunClock, Times
 from juggler.driver.workers.command_sender import ConnectorState
 from juggler.driver.workers.module_setups import spaces_of_environment
 from juggler.runtime.actors.hub import Mailbox

@@ -9,7 +9,7 @@ from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 
-from juggler.driver.league.builder import LeagueBuilder, Pairing, exploiters
+from juggler.driver.league.league_builder import LeagueBuilder, Pairing, exploiters
 from juggler.driver.league.pfsp import Weighting, find_weighting
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import (

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, get_args, get_type_hints
 
-from juggler.driver.league.builder import LeagueBuilder
 from juggler.driver.league.builders import find_builder, make_builder, must_be_keys, of_type
+from juggler.driver.league.league_builder import LeagueBuilder
 from juggler.runtime.near_matches import nearest
 
 #: Larger leagues would not fit in a receipt, and acting with more copies would be slow.

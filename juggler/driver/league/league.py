@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from juggler.driver.league.builder import LeagueBuilder, Pairing
 from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.league_builder import LeagueBuilder, Pairing
 from juggler.driver.league.results import LeagueResults, Means, Pair, Payoffs
 from juggler.driver.league.roster import (
     FIXED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from juggler.driver.league.builder import LeagueBuilder, Pairing
+from juggler.driver.league.league_builder import LeagueBuilder, Pairing
 from juggler.driver.league.results import LeagueResults
 from juggler.driver.league.roster import MAIN, BuilderCommand, FreezePlayer
 

@@ -1,1 +1,1 @@
-"""The driver's side of its workers: ids, commands and messages."""
+"""The driver's work with its workers: commands, messages, evaluations and matches."""

@@ -1,4 +1,4 @@
-"""The evaluators, and evaluations alongside training."""
+"""Evaluations during training, and the confirmation that a run is solved."""
 
 from __future__ import annotations
 

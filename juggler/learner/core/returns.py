@@ -1,6 +1,6 @@
-"""V-trace and GAE as linear recurrences, without a loop over time.
+"""Returns: V-trace and GAE as linear recurrences, and n-step transitions.
 
-Both estimators read rows of T steps that may hold several episodes, and treat their ends the same:
+All read rows of T steps that may hold several episodes, and treat their ends the same:
 
 - Terminated: nothing follows the step, so its discount is 0.
 - Truncated: the value of the episode's final observation replaces the rewards that would have
@@ -17,14 +17,16 @@ Control Using Generalized Advantage Estimation", section 3.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from juggler.runtime.connectors.row_times import linear_recurrence
-
-__all__ = ["Estimates", "gae", "linear_recurrence", "next_values", "vtrace"]
+from juggler.learner.core.learner_core import Columns
+from juggler.learner.core.sequences import all_observations
+from juggler.runtime.connectors.row_times import following, linear_recurrence
+from juggler.runtime.modules import columns as c
+from juggler.runtime.wire.structures import tree_map
 
 
 class Estimates(NamedTuple):
@@ -133,3 +135,76 @@ def gae(
         lambda_ * discounts * ~truncated, errors, torch.zeros_like(rewards[:, 0])
     )  # [N, T]
     return Estimates(targets=(advantages + values) * live, advantages=advantages)
+
+
+#: A column of transitions [B, 1]: discount of the value of the observation after them.
+DISCOUNTS = "discounts"
+
+
+class Transitions(NamedTuple):
+    """For each step, up to n steps of its episode and row."""
+
+    rewards: Tensor  # [N, T] discounted sums
+    discounts: Tensor  # [N, T] of the value of the observation after them; 0: terminated
+    after: Tensor  # [N, T] int64, indices in `all_observations` of that observation
+    last: Tensor  # [N, T] int64, indices in the flattened [N, T] of the last of these steps
+
+
+def transitions(columns: Columns, n: int, gamma: float) -> Transitions:
+    """Make n-step transitions, shorter at ends of episodes and rows.
+
+    Args:
+        columns: as `collate` makes them.
+        n: maximum number of steps.
+        gamma: discount of the reward one step later.
+    """
+    rewards, live = columns[c.REWARDS], columns[c.LIVE]  # [N, T]
+    place = torch.arange(live.numel(), device=live.device).view(live.shape)  # [N, T]
+    ends = columns[c.TERMINATED] | columns[c.TRUNCATED]  # [N, T]
+    continues = live & ~ends  # [N, T] the next step in the row is of the same episode
+    sums, discounts, last = rewards, torch.full_like(rewards, gamma), place  # [N, T]
+    reaches = continues  # [N, T]
+    for ahead in range(1, n):
+        reaches = reaches & _ahead(live, ahead)  # [N, T] step t + ahead belongs to it
+        sums = torch.where(reaches, sums + gamma**ahead * _ahead(rewards, ahead), sums)
+        discounts = torch.where(reaches, gamma ** (ahead + 1), discounts)
+        last = torch.where(reaches, place + ahead, last)
+        reaches = reaches & _ahead(continues, ahead)
+    ended = columns[c.TERMINATED].flatten()[last]  # [N, T]
+    after = following(columns).flatten()[last]  # [N, T]
+    return Transitions(sums, torch.where(ended, 0.0, discounts), after, last)
+
+
+def terminated(columns: Columns) -> Tensor:
+    """Mark live steps that terminate, bool [N, T]; also for transitions."""
+    ends = columns[DISCOUNTS] == 0 if DISCOUNTS in columns else columns[c.TERMINATED]  # [N, T]
+    found: Tensor = ends & columns[c.LIVE]  # [N, T]
+    return found
+
+
+def rows_of_transitions(columns: Columns, n: int, gamma: float) -> dict[str, Any]:
+    """Convert transitions of M live steps to one-step rows for a table.
+
+    Returns:
+        observations and actions [M, 1, ...], rewards, discounts and live [M, 1], and
+        last_observations [M, ...], the observations after them.
+    """
+    found = transitions(columns, n, gamma)
+    live = columns[c.LIVE]  # [N, T]
+    everything = all_observations(columns)  # [N T + N + K, ...]
+    after = found.after[live]  # [M]
+    of_live: dict[str, Any] = {
+        key: tree_map(lambda x: x[live].unsqueeze(1), columns[key])
+        for key in (c.OBSERVATIONS, c.ACTIONS, c.LIVE)
+    }  # [M, 1, ...]
+    return {
+        **of_live,
+        c.REWARDS: found.rewards[live].unsqueeze(1),  # [M, 1]
+        DISCOUNTS: found.discounts[live].unsqueeze(1),  # [M, 1]
+        c.LAST_OBSERVATIONS: tree_map(lambda x: x[after], everything),  # [M, ...]
+    }
+
+
+def _ahead(x: Tensor, steps: int) -> Tensor:
+    """Shift rows [N, T] to a later step; 0 beyond the end."""
+    return torch.cat([x[:, steps:], torch.zeros_like(x[:, :steps])], 1)  # [N, T]

@@ -1,4 +1,4 @@
-"""The EnvRunner's end of the stream of weights.
+"""The stream of weights: a learner publishes them, EnvRunners subscribe.
 
 If weights are large, one reader of a host relays them to the other readers (`host_weights`), which
 then disconnect from the learner.

@@ -8,10 +8,10 @@ from itertools import combinations
 import pytest
 from support.league_world import AGENTS, Asking, asking, begun, book_games, finished, line_up, ready
 
-from juggler.driver.league.builder import LeagueBuilder
 from juggler.driver.league.builders import AlphaStar, Rllib
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
+from juggler.driver.league.league_builder import LeagueBuilder
 from juggler.driver.league.roster import (
     AddPlayer,
     AssignLineUp,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from support.league_world import AGENTS, asking, begun, finished, line_up, ready
 
-from juggler.driver.league.builder import LeagueBuilder, Pairing
 from juggler.driver.league.builders import AlphaStar, Rllib
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
+from juggler.driver.league.league_builder import LeagueBuilder, Pairing
 from juggler.driver.league.roster import (
     AddPlayer,
     AssignLineUp,

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.league_world import Asking
 
-from juggler.driver.league.builder import LeagueBuilder
 from juggler.driver.league.builders import AlphaStar, Rllib
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
+from juggler.driver.league.league_builder import LeagueBuilder
 from juggler.driver.league.roster import (
     AddPlayer,
     AssignLineUp,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from juggler.driver.league.builder import LeagueBuilder, Pairing
 from juggler.driver.league.builders import AlphaStar, find_builder, register_builder
 from juggler.driver.league.config import LeagueConfig
+from juggler.driver.league.league_builder import LeagueBuilder, Pairing
 from juggler.driver.league.pfsp import pfsp
 
 MINE = """

@@ -19,7 +19,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.monitoring import plain_status
 from juggler.driver.periodic_work import metrics_line
 from juggler.driver.record.prometheus import families
-from juggler.driver.result import Times
+from juggler.driver.run_end import Times
 from juggler.driver.run_status import StatusReader
 from juggler.driver.workers.command_sender import everything
 from juggler.envrunner.frozen_weights import FrozenWeights

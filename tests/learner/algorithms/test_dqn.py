@@ -23,7 +23,8 @@ from juggler.learner.algorithms.r2d2 import R2d2Config
 from juggler.learner.algorithms.r2d2.core import R2d2, scaled, unscaled
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core.mean_metrics import fetch_metrics
-from juggler.learner.core.sequences import all_observations, rows_of_transitions, transitions
+from juggler.learner.core.returns import rows_of_transitions, transitions
+from juggler.learner.core.sequences import all_observations
 from juggler.learner.data.collate import collate
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
 from juggler.learner.learner import Learner

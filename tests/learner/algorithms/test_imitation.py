@@ -40,7 +40,7 @@ from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import ALONE, Columns
 from juggler.learner.core.mean_metrics import fetch_metrics
-from juggler.learner.core.sequences import rows_of_transitions
+from juggler.learner.core.returns import rows_of_transitions
 from juggler.learner.data.collate import collate, shard
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
 from juggler.learner.group.peers import state_hash

@@ -21,7 +21,8 @@ from juggler.learner.algorithms.iql.core import Iql
 from juggler.learner.core.forward import Forward
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.mean_metrics import fetch_metrics
-from juggler.learner.core.sequences import all_observations, transitions
+from juggler.learner.core.returns import transitions
+from juggler.learner.core.sequences import all_observations
 from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ImplicitActorCritic

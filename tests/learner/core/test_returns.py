@@ -13,9 +13,17 @@ from numpy.typing import NDArray
 from support.batches import MakeBatch
 from torch import Tensor
 
-from juggler.learner.core.returns import Estimates, gae, linear_recurrence, next_values, vtrace
-from juggler.learner.core.sequences import all_observations, rows_of_transitions, transitions
+from juggler.learner.core.returns import (
+    Estimates,
+    gae,
+    next_values,
+    rows_of_transitions,
+    transitions,
+    vtrace,
+)
+from juggler.learner.core.sequences import all_observations
 from juggler.learner.data.collate import collate
+from juggler.runtime.connectors.row_times import linear_recurrence
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 Case = dict[str, NDArray[Any]]

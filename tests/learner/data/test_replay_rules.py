@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.batches import MakeBatch
 
-from juggler.learner.core.sequences import rows_of_transitions
+from juggler.learner.core.returns import rows_of_transitions
 from juggler.learner.data.collate import collate
 from juggler.learner.data.replay.replay import Replay
 from juggler.learner.data.replay.table import living_rows, resized, rows_of_episodes, size_of

@@ -17,7 +17,8 @@ from support.batches import MakeBatch, kept, numbered, table_of
 
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.mean_metrics import fetch_metrics
-from juggler.learner.core.sequences import all_observations, rows_of_transitions, transitions
+from juggler.learner.core.returns import rows_of_transitions, transitions
+from juggler.learner.core.sequences import all_observations
 from juggler.learner.data.collate import collate
 from juggler.learner.data.replay import column_storage
 from juggler.learner.data.replay.column_storage import bytes_of_step

@@ -47,7 +47,7 @@ from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import uniform
 from juggler.learner.core.learner_core import Columns, Seam
 from juggler.learner.core.mean_metrics import LiveMean
-from juggler.learner.core.sequences import terminated
+from juggler.learner.core.returns import terminated
 from juggler.learner.core.state_trees import to_device
 from juggler.runtime.checkpoints.checkpoint import IMITATION
 from juggler.runtime.connectors.leaves import at, observed_leaves

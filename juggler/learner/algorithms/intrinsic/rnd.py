@@ -47,7 +47,8 @@ from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import Columns, Seam
 from juggler.learner.core.mean_metrics import LiveMean
-from juggler.learner.core.sequences import DISCOUNTS, all_observations, terminated
+from juggler.learner.core.returns import DISCOUNTS, terminated
+from juggler.learner.core.sequences import all_observations
 from juggler.runtime.checkpoints.checkpoint import RND
 from juggler.runtime.connectors.learning import TensorMoments, no_moments, variance, with_live
 from juggler.runtime.connectors.leaves import at, observed_leaves, replaced, space_with

@@ -19,12 +19,8 @@ from juggler.learner.core.gradient_core import (
 )
 from juggler.learner.core.hashing import content_key, uniform
 from juggler.learner.core.learner_core import Aux, Columns
-from juggler.learner.core.sequences import (
-    DISCOUNTS,
-    all_observations,
-    rows_of_transitions,
-    transitions,
-)
+from juggler.learner.core.returns import DISCOUNTS, rows_of_transitions, transitions
+from juggler.learner.core.sequences import all_observations
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, Replay
 from juggler.learner.data.sources import DataSource
 from juggler.learner.optim.optimizers import Schedule

@@ -39,7 +39,8 @@ from juggler.learner.algorithms.r2d2 import R2d2Config
 from juggler.learner.core.gradient_core import Forward, Loss, MakeModule, TrainState
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.core.mean_metrics import LiveMean
-from juggler.learner.core.sequences import Unrolled, transitions, unrolled
+from juggler.learner.core.returns import transitions
+from juggler.learner.core.sequences import Unrolled, unrolled
 from juggler.learner.data.replay.table import living_rows
 from juggler.learner.data.sources import DataSource
 from juggler.runtime.modules import columns as c

@@ -1,4 +1,4 @@
-"""The base class of builders, which decide how a league grows."""
+"""Base class of builders, which pair players and grow a league."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ OWN_REASONS: Final = ("solved", "stop_steps", "stop_seconds")
 
 
 class RunEnd:
-    """The end of a run; the first reason stands.
+    """The end of a run; the first reason given stands.
 
     Attributes:
         reason: "" during the run.
