@@ -27,8 +27,8 @@ from fakes import LIVE_STEPS, ROWS, STEPS, Script, Waits, run_fakes
 from juggler.driver.callbacks import Callback, Callbacks
 from juggler.driver.config import RunConfig
 from juggler.driver.driver import Driver, InheritedState, Listen, RunFailed, StartSettings
-from juggler.driver.record.run_directory import SUMMARY_FILE, RunDirectory
-from juggler.driver.record.wording import Level, Progress
+from juggler.driver.reporting.run_directory import SUMMARY_FILE, RunDirectory
+from juggler.driver.reporting.wording import Level, Progress
 from juggler.driver.run_status import StatusReader
 from juggler.driver.start_run import with_callbacks
 

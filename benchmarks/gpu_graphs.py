@@ -43,15 +43,15 @@ def vector_batch(rows: int, steps: int, seed: int = 0) -> EpisodeBatch:
 def on_policy(keys: dict[str, Any], images: bool, rows: int) -> Callable[..., Callable[[], None]]:
     """Makes updates on a sample that is on the device already."""
 
-    def make(*, recorded: bool) -> Callable[[], None]:
+    def make(*, traced: bool) -> Callable[[], None]:
         if images:
             seen, acted, model = FRAMES, ACTIONS, {"encoder": "nature_cnn"}
         else:
             seen = spaces.Box(-10, 10, (4,), np.float32)
             acted, model = spaces.Discrete(2), {"hidden_sizes": [64, 64]}
         learner = build_learner(keys, None, seen, acted, model, device=DEVICE)
-        if not recorded:
-            learner.core._recordings = None  # type: ignore[attr-defined]
+        if not traced:
+            learner.core._traces = None  # type: ignore[attr-defined]
         batch = (image_batch if images else vector_batch)(rows, 32)
         sample = learner.sample_from_episodes([batch])
 
@@ -65,7 +65,7 @@ def on_policy(keys: dict[str, Any], images: bool, rows: int) -> Callable[..., Ca
 
 def off_policy(name: str) -> Callable[..., Callable[[], None]]:
     setting = {**SETTINGS[name], "device": DEVICE}
-    return lambda *, recorded: ours(setting, recorded=recorded)
+    return lambda *, traced: ours(setting, traced=traced)
 
 
 #: What makes an update, and its optimizer steps.
@@ -105,12 +105,12 @@ def main() -> None:
     found = {}
     for name in given.only:
         make, steps = MADE[name]
-        plain, recorded = make(recorded=False), make(recorded=True)
-        for update in (plain, recorded):
+        plain, traced = make(traced=False), make(traced=True)
+        for update in (plain, traced):
             for _ in range(max(3, 60 // steps + 2) if steps > 1 else 60):
                 update()
         pairs = [
-            [seconds(each, steps, given.least) for each in (plain, recorded)]
+            [seconds(each, steps, given.least) for each in (plain, traced)]
             for _ in range(given.rounds)
         ]
         ratios = [one / other for one, other in pairs]

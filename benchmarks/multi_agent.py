@@ -71,7 +71,7 @@ class Clock:
         return timed
 
 
-#: Plays a round and returns how many steps were recorded, and how many their batches have.
+#: Plays a round and returns how many steps were collected, and how many their batches have.
 Play = Callable[[], tuple[int, int]]
 
 
@@ -121,10 +121,10 @@ def several_agents(envs: MultiAgentEnvs, modules: int, balances: bool = False) -
 
     def play() -> tuple[int, int]:
         steps, room = 0, 0
-        for recorded in sampler.sample(names, versions).modules.values():
-            assert isinstance(recorded, TrainedResult)
-            if recorded.batch is not None:
-                steps, room = steps + recorded.batch.live_steps, room + recorded.batch.live.size
+        for collected in sampler.sample(names, versions).modules.values():
+            assert isinstance(collected, TrainedResult)
+            if collected.batch is not None:
+                steps, room = steps + collected.batch.live_steps, room + collected.batch.live.size
         return steps, room
 
     return play

@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 
 from juggler.driver.monitoring import STATUS_METHOD
-from juggler.driver.record.run_directory import RunDirectoryError, find_driver
+from juggler.driver.reporting.run_directory import RunDirectoryError, find_driver
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.wire.v1 import status_pb2
 

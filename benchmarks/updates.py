@@ -54,17 +54,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def ours(setting: dict[str, Any], *, recorded: bool = True) -> Callable[[], None]:
+def ours(setting: dict[str, Any], *, traced: bool = True) -> Callable[[], None]:
     """A function that takes a batch of transitions, and makes as many optimizer steps.
 
     Args:
         setting: see SETTINGS; with a `device`.
-        recorded: whether operations are recorded.
+        traced: whether operations are traced.
     """
     from juggler.learner.algorithms.registry import build_learner
     from juggler.runtime.actors.resources import keep_freed_memory
     from juggler.runtime.episodes.batch import EpisodeBatch
-    from juggler.runtime.recorder import Recordings
+    from juggler.runtime.tracing import TraceCache
 
     torch.set_num_threads(1)
     keep_freed_memory()  # as learners do
@@ -89,10 +89,10 @@ def ours(setting: dict[str, Any], *, recorded: bool = True) -> Callable[[], None
     )
     model = {"hidden_sizes": setting["hidden"], "activation": "relu"}
     learner = build_learner(keys, None, observed, acted, model, device=setting["device"])
-    if not recorded:
-        learner.core._recordings = None
+    if not traced:
+        learner.core._traces = None
     elif setting["device"] == "cpu":  # where, beside other work, a step may seem too slow for it
-        learner.core._recordings = Recordings(slow=math.inf)
+        learner.core._traces = TraceCache(slow=math.inf)
 
     def seen(*shape: int) -> Any:
         return generator.normal(size=(*shape, setting["observed"])).astype(np.float32)
@@ -130,7 +130,7 @@ def ours(setting: dict[str, Any], *, recorded: bool = True) -> Callable[[], None
     def cycle() -> None:
         learner.update_from_episodes([batch()])
 
-    for _ in range(setting["begin"] // setting["together"] + 3):  # the last ones are recorded
+    for _ in range(setting["begin"] // setting["together"] + 3):  # the last ones are traced
         cycle()
     return cycle
 

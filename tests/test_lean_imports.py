@@ -41,14 +41,14 @@ PROGRAMS = {
     ),
     "checkpoints": ("import juggler.runtime.checkpoints.checkpoint", "torch"),
     "progress": (
-        "from juggler.driver.record.progress import make_progress\n"
+        "from juggler.driver.reporting.progress import make_progress\n"
         "make_progress('plain').start({})",
         "rich torch numpy",
     ),
     "a run directory": (
         "from contextlib import closing\n"
         "from pathlib import Path\n"
-        "from juggler.driver.record.run_directory import RunDirectory\n"
+        "from juggler.driver.reporting.run_directory import RunDirectory\n"
         "assert not any(name.startswith('tensorboard') for name in sys.modules), 'too early'\n"
         "with closing(RunDirectory.create(Path('run'), {}, 'run')) as run:\n"
         "    run.append({'env_steps_sampled': 1, 'env_steps_trained': 1})",

@@ -21,7 +21,7 @@ import tyro
 from juggler.driver.config import ConfigError, RunConfig, instead_of, must_suit
 from juggler.driver.config_files import read_toml
 from juggler.driver.monitoring import MonitoringOptions
-from juggler.driver.record.run_directory import CONFIG_FILE, find_driver_from_elsewhere
+from juggler.driver.reporting.run_directory import CONFIG_FILE, find_driver_from_elsewhere
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.optim.config import Scheduled
 from juggler.runtime.actors.attachment import Contact, describe, explains_itself
@@ -441,7 +441,7 @@ class PlotError(Exception):
 def report_errors(command: str, work: Callable[[], int]) -> int:
     """Run a command; print errors of the user; return its status."""
     from juggler.driver.driver import RunFailed
-    from juggler.driver.record.run_directory import RunDirectoryError
+    from juggler.driver.reporting.run_directory import RunDirectoryError
     from juggler.experiments.sweep import SweepFailed
     from juggler.launch.engine import LaunchError
     from juggler.runtime.checkpoints.checkpoint import CheckpointError

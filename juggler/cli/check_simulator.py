@@ -269,7 +269,7 @@ def _at(path: Path) -> str:
 
 
 class Guests(ConnectionLog):
-    """Records why simulators left, and why the first one was refused."""
+    """Notes why simulators left, and why the first one was refused."""
 
     why_left = why_refused = ""
 

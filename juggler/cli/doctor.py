@@ -23,7 +23,7 @@ import tyro
 
 from juggler.cli.arguments import Flag, command
 from juggler.cli.findings import Finding, judged, print_finding, status_of
-from juggler.driver.record.wording import quantity
+from juggler.driver.reporting.wording import quantity
 from juggler.runtime.actors.resources import usable_cores, usable_memory
 from juggler.runtime.install_commands import installing
 

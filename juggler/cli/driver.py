@@ -21,7 +21,7 @@ from juggler.cli.arguments import (
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_files import load_config_and_keys
 from juggler.driver.driver import Listen, StartSettings
-from juggler.driver.record.run_directory import has_checkpoint
+from juggler.driver.reporting.run_directory import has_checkpoint
 from juggler.driver.start_run import resume_run, start_run
 from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.tls import read_tls

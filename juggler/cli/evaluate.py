@@ -19,8 +19,8 @@ import tyro
 
 from juggler.cli.arguments import Flag, command
 from juggler.driver.config import ConfigError
-from juggler.driver.record.episode_returns import ReturnStatistics, WithReturns
-from juggler.driver.record.run_directory import to_json
+from juggler.driver.reporting.episode_returns import ReturnStatistics, WithReturns
+from juggler.driver.reporting.run_directory import to_json
 from juggler.envrunner.agent_returns import MOST_WITH_METRICS
 
 

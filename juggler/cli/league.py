@@ -24,7 +24,7 @@ from juggler.driver.league.league import League
 from juggler.driver.league.ratings import elo, nash_averaging
 from juggler.driver.league.results import Payoffs
 from juggler.driver.league.roster import Player
-from juggler.driver.record.run_directory import METRICS_FILE
+from juggler.driver.reporting.run_directory import METRICS_FILE
 from juggler.envrunner.multi_agent.openspiel import SCHEME
 from juggler.envrunner.setup import RANDOM
 from juggler.policies.wilson import outcome

@@ -16,7 +16,7 @@ import tyro
 
 from juggler.cli.arguments import command
 from juggler.driver.config import ConfigError
-from juggler.driver.record.run_directory import RunDirectoryError
+from juggler.driver.reporting.run_directory import RunDirectoryError
 
 #: The name of the project in its template.
 _NAME = "my_project"

@@ -15,8 +15,8 @@ import numpy as np
 import tyro
 
 from juggler.cli.arguments import Flag, PlotError, command
-from juggler.driver.record.episode_returns import Column
-from juggler.driver.record.run_directory import (
+from juggler.driver.reporting.episode_returns import Column
+from juggler.driver.reporting.run_directory import (
     METRICS_FILE,
     STEPS,
     TIME,

@@ -35,7 +35,7 @@ class Arguments:
 
 
 def _scale(given: Arguments) -> int:
-    from juggler.driver.record.run_directory import find_driver
+    from juggler.driver.reporting.run_directory import find_driver
     from juggler.launch.engine import ROLES, Launch, LaunchError, must_allow
 
     wanted = dict(zip(ROLES, (given.learners, given.env_runners, given.evaluators), strict=True))
@@ -75,8 +75,8 @@ def _ask(run_dir: Path, address: str, env_runners: int, learners: int) -> tuple[
     import grpc
 
     from juggler.driver.monitoring import SCALE_METHOD
-    from juggler.driver.record.run_directory import RunDirectoryError, not_running
-    from juggler.driver.record.wording import here
+    from juggler.driver.reporting.run_directory import RunDirectoryError, not_running
+    from juggler.driver.reporting.wording import here
     from juggler.runtime.actors.endpoints import EndpointError, dial
     from juggler.runtime.wire.v1 import status_pb2
 

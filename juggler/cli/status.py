@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from juggler.cli.arguments import AccessArguments, Flag, command
-from juggler.driver.record.wording import (
+from juggler.driver.reporting.wording import (
     LEAGUE_RETURNS,
     clock,
     named_returns,
@@ -136,7 +136,7 @@ def _statuses(given: Arguments) -> Iterator[Status]:
     import grpc
 
     from juggler.driver.monitoring import ask_status
-    from juggler.driver.record.run_directory import RunDirectoryError, find_driver, not_running
+    from juggler.driver.reporting.run_directory import RunDirectoryError, find_driver, not_running
     from juggler.runtime.actors.credentials import read_token
     from juggler.runtime.actors.endpoints import (
         EndpointError,
@@ -425,12 +425,12 @@ def _show_runs(found: list[Overview], console: Console) -> None:
 def _show_checkpoints(run_dir: Path, console: Console) -> None:
     """Show the newest checkpoints and the best one, for use in commands."""
     from juggler.driver.watching.overview import text_of
-    from juggler.runtime.checkpoints.checkpoint import read_record
+    from juggler.runtime.checkpoints.checkpoint import read_metadata
 
     table = _table(("checkpoint",), ("return", "steps"))
     for path in _checkpoints(run_dir):
         try:
-            counters = read_record(path)["counters"]
+            counters = read_metadata(path)["counters"]
             returns, steps = counters.get("returns"), quantity(counters["trained"])
             shown = number(fmean(returns) if returns else None), steps
             written = _ago(path.stat().st_mtime)

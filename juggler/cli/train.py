@@ -105,7 +105,7 @@ def _must_go_together(first: Arguments) -> None:
 
 def _show(result: SeedsResult) -> int:
     from juggler.cli.plot import save
-    from juggler.driver.record.wording import here
+    from juggler.driver.reporting.wording import here
 
     print(f"plot: {here(save([result.seeds_dir]))}")
     return 1 if result.failed else 0

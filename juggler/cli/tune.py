@@ -21,7 +21,7 @@ from juggler.cli.arguments import (
 )
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_files import differing, load_config_and_keys, read_toml
-from juggler.driver.record.run_directory import (
+from juggler.driver.reporting.run_directory import (
     CONFIG_FILE,
     last_summary,
     metrics_table,

@@ -259,7 +259,7 @@ class Session(GatewayConnection):
             if not paused:
                 return self._actions.from_tensors(given.actions, one=self._one)
         else:
-            self._policy.record_results(places, rows, seen, last)
+            self._policy.add_results(places, rows, seen, last)
             self._end_fragment()
             if not paused:
                 return self._actions.from_arrays(self._policy.act(places), one=self._one)
@@ -664,10 +664,8 @@ class LocalPolicy:
                 blank = np.zeros((len(self._steps), *each.shape[1:]), _dtype(each.type))
                 self._states.setdefault(name, blank)
 
-    def record_results(
-        self, places: Sequence[int], rows: pb.Rows, seen: Arrays, last: Arrays
-    ) -> None:
-        """Record the results of the last actions.
+    def add_results(self, places: Sequence[int], rows: pb.Rows, seen: Arrays, last: Arrays) -> None:
+        """Add the results of the last actions.
 
         Args:
             places: [R] numbers of the environments.

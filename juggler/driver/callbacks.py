@@ -17,10 +17,10 @@ import msgspec
 from juggler.driver.config import RunConfig, plain
 from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.driver_config import ConfigError
-from juggler.driver.record.episode_returns import WithReturns
-from juggler.driver.record.metrics import Metrics
-from juggler.driver.record.run_directory import flat, to_json
-from juggler.driver.record.wording import Level, Progress
+from juggler.driver.reporting.episode_returns import WithReturns
+from juggler.driver.reporting.metrics import Metrics
+from juggler.driver.reporting.run_directory import flat, to_json
+from juggler.driver.reporting.wording import Level, Progress
 from juggler.driver.run_end import OWN_REASONS, RunEnd
 from juggler.driver.signals import SecondSignal
 from juggler.learner.config import LearnerConfig

@@ -18,15 +18,15 @@ from juggler.driver.core.events import Finish, StopRequested
 from juggler.driver.loop import Event, Loop, StopAsked
 from juggler.driver.monitoring import MonitoringOptions, MonitoringServices
 from juggler.driver.periodic_work import PeriodicWork
-from juggler.driver.record.progress import Journal
-from juggler.driver.record.run_directory import (
+from juggler.driver.reporting.progress import Journal
+from juggler.driver.reporting.run_directory import (
     RunDirectory,
     RunDirectoryError,
     announce,
     to_json,
     withdraw,
 )
-from juggler.driver.record.wording import IN_PYTHON, Level, Progress, resuming
+from juggler.driver.reporting.wording import IN_PYTHON, Level, Progress, resuming
 from juggler.driver.run_end import RunClock
 from juggler.driver.run_parts import InheritedState, RunParts
 from juggler.driver.run_status import StatusReader

@@ -93,7 +93,7 @@ class MonitoringServices:
         with ExitStack() as opened:
             if self._options.metrics_bind:
                 # Imported here because it imports prometheus_client.
-                from juggler.driver.record.prometheus import serve_metrics
+                from juggler.driver.reporting.prometheus import serve_metrics
 
                 served = serve_metrics(
                     self._options.metrics_bind,

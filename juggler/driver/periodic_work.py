@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from juggler.driver.core.ledger import Counters
-from juggler.driver.record.episode_returns import ReturnGoals
-from juggler.driver.record.run_directory import RunDirectory
+from juggler.driver.reporting.episode_returns import ReturnGoals
+from juggler.driver.reporting.run_directory import RunDirectory
 from juggler.driver.run_parts import RunParts
 from juggler.envrunner.agent_returns import has_metrics_by_agent
 from juggler.envrunner.config import EnvRunnerConfig

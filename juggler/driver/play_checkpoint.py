@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from juggler.driver.checkpoint.first_weights import FrozenModule, frozen_modules, parts_in
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.config import LeagueConfig
-from juggler.driver.record.episode_returns import WithReturns
+from juggler.driver.reporting.episode_returns import WithReturns
 from juggler.driver.run_datasets import must_be_playable
 from juggler.driver.script_classes import must_be_given_again
 from juggler.envrunner.setup import RANDOM

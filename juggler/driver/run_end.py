@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.record.run_directory import last_summary, metrics_table
-from juggler.driver.record.wording import best_checkpoint, here, outcome, restarted
+from juggler.driver.reporting.run_directory import last_summary, metrics_table
+from juggler.driver.reporting.wording import best_checkpoint, here, outcome, restarted
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.near_matches import listed
 

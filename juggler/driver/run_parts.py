@@ -23,7 +23,7 @@ from juggler.driver.checkpoint.snapshots import (
 )
 from juggler.driver.config import RunConfig
 from juggler.driver.core.events import Command, Event
-from juggler.driver.record.wording import Progress
+from juggler.driver.reporting.wording import Progress
 from juggler.driver.run_end import RunClock, RunEnd
 from juggler.driver.workers.command_sender import CommandSender, ConnectorState
 from juggler.driver.workers.evaluations import (

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from juggler.driver.record.progress import Journal
-from juggler.driver.record.run_directory import to_json
-from juggler.driver.record.worker_records import WorkerRecord
+from juggler.driver.reporting.progress import Journal
+from juggler.driver.reporting.run_directory import to_json
+from juggler.driver.reporting.worker_histories import WorkerHistory
 from juggler.driver.run_parts import RunParts
 from juggler.runtime.actors.hub import Vitals
 from juggler.runtime.actors.requests import Histogram
@@ -32,8 +32,8 @@ class StatusReader:
     newest_line: Callable[[], Mapping[str, Any]]
 
     def read(self) -> status_pb2.RunStatus:
-        parts, records = self.parts, self.parts.metrics.workers
-        rates = records.rates()
+        parts, histories = self.parts, self.parts.metrics.workers
+        rates = histories.rates()
         status = status_pb2.RunStatus(
             run_id=self.run_id,
             run_dir=str(parts.run_dir.resolve()),
@@ -53,8 +53,8 @@ class StatusReader:
         )
         # Workers that are gone stay, with their last error.
         vitals = parts.hub.vitals()
-        for name, record in records.by_id.items():
-            worker = self._worker(record, rates.get(name, 0.0), vitals.get(name))
+        for name, history in histories.by_id.items():
+            worker = self._worker(history, rates.get(name, 0.0), vitals.get(name))
             status.workers.append(worker)
         for moment, level, text in self.journal.newest:
             status.log_messages.add(time=moment, level=level, text=text)
@@ -70,29 +70,29 @@ class StatusReader:
         )
 
     def _worker(
-        self, record: WorkerRecord, rate: float, vitals: Vitals | None
+        self, history: WorkerHistory, rate: float, vitals: Vitals | None
     ) -> status_pb2.WorkerStatus:
         now = time.monotonic()
         status = status_pb2.WorkerStatus(
-            worker_id=record.worker_id,
-            role=record.role,
-            state=record.state,
-            device=self.parts.registry.devices.get(record.worker_id, ""),
-            steps=record.steps,
+            worker_id=history.worker_id,
+            role=history.role,
+            state=history.state,
+            device=self.parts.registry.devices.get(history.worker_id, ""),
+            steps=history.steps,
             steps_per_second=rate,
-            seconds_silent=now - record.changed if vitals is None else vitals.seconds_silent,
-            restarts=record.restarts,
-            last_error=record.last_error,
-            seconds_since_error=now - record.error_time if record.last_error else 0.0,
-            seconds=record.total_seconds(),
-            counts=record.total_counts(),
+            seconds_silent=now - history.changed if vitals is None else vitals.seconds_silent,
+            restarts=history.restarts,
+            last_error=history.last_error,
+            seconds_since_error=now - history.error_time if history.last_error else 0.0,
+            seconds=history.total_seconds(),
+            counts=history.total_counts(),
         )
         # An unset field is unknown, as opposed to 0.
-        if record.simulators is not None:
-            status.simulators.CopyFrom(record.simulators)
-        if record.version is not None:
-            status.version.CopyFrom(record.version.message())
-        if (worker := record.worker) is not None:
+        if history.simulators is not None:
+            status.simulators.CopyFrom(history.simulators)
+        if history.version is not None:
+            status.version.CopyFrom(history.version.message())
+        if (worker := history.worker) is not None:
             status.host, status.pid = worker.host, worker.pid
             status.incarnation = worker.incarnation
         if vitals is not None:

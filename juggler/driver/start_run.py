@@ -36,15 +36,15 @@ from juggler.driver.defaults import settled, with_models
 from juggler.driver.driver import Driver, StartSettings
 from juggler.driver.driver_config import DriverConfig
 from juggler.driver.preflight import Trial, check_names, rehearse, without_arrays
-from juggler.driver.record.progress import make_progress
-from juggler.driver.record.run_directory import (
+from juggler.driver.reporting.progress import make_progress
+from juggler.driver.reporting.run_directory import (
     CONFIG_FILE,
     SUMMARY_FILE,
     RunDirectory,
     must_be_free,
     must_be_resumable,
 )
-from juggler.driver.record.wording import Level, Progress
+from juggler.driver.reporting.wording import Level, Progress
 from juggler.driver.run_datasets import with_dataset
 from juggler.driver.run_end import Result, goal_reached, goals_behind, nothing_to_do
 from juggler.driver.run_parts import InheritedState

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from juggler.driver.callbacks import Callback, Evaluation, MetricsLine, Run
 from juggler.driver.driver_config import TENSORBOARD, ConfigError
-from juggler.driver.record.run_directory import flat
+from juggler.driver.reporting.run_directory import flat
 from juggler.driver.signals import stop_hint
 from juggler.runtime.checkpoints.checkpoint import BEST, write_synced
 from juggler.runtime.install_commands import installing
@@ -34,7 +34,7 @@ PROJECT: Final = "juggler"
 
 
 class Tracker(ABC):
-    """Records one run in an external tracker.
+    """Logs one run to an external tracker.
 
     `start` is called in the thread of the run, and everything else in another thread, for which
     only the end of the run waits.
@@ -44,7 +44,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def start(self, run_dir: Path, config: Mapping[str, Any], known_as: str) -> str:
-        """Start recording, and return the tracker's name for the run.
+        """Start logging, and return the tracker's name for the run.
 
         Args:
             run_dir: of the run.
@@ -54,14 +54,14 @@ class Tracker(ABC):
 
     @abstractmethod
     def metrics(self, numbers: Mapping[str, float], env_steps: int) -> None:
-        """Record a flat line of metrics at this many sampled steps."""
+        """Log a flat line of metrics at this many sampled steps."""
 
     def checkpoint(self, name: str, path: Path) -> None:
-        """Record a checkpoint, "newest" or "best"; its directory may be deleted afterwards."""
+        """Log a checkpoint, "newest" or "best"; its directory may be deleted afterwards."""
         return
 
     def summary(self, summary: Mapping[str, Any]) -> None:
-        """Record the content of `summary.json`; the last checkpoints may follow."""
+        """Log the content of `summary.json`; the last checkpoints may follow."""
         return
 
     def finish(self) -> None:
@@ -327,7 +327,7 @@ class Tracking(Callback):
         self._thread: threading.Thread | None = None
         self._copies = Path()
         self._found: dict[str, Path] = {}  # "newest" and "best"
-        self._recorded: dict[tuple[str, str], Path] = {}  # by tracker, and "newest" or "best"
+        self._logged: dict[tuple[str, str], Path] = {}  # by tracker, and "newest" or "best"
         self._next_checkpoint = 0.0  # by the monotonic clock
         self._summary: Mapping[str, Any] = {}
 
@@ -364,7 +364,7 @@ class Tracking(Callback):
         self._report_problems(run)
 
     def on_checkpoint(self, run: Run, path: Path) -> None:
-        self._found["newest"] = path  # recorded after a line of metrics
+        self._found["newest"] = path  # logged after a line of metrics
 
     def on_evaluation(self, run: Run, evaluation: Evaluation) -> None:
         if evaluation.is_best:
@@ -400,7 +400,9 @@ class Tracking(Callback):
                 self._send_checkpoints()
         self._each(lambda tracker: self._trackers[tracker].summary(self._summary))
         for name, found in self._found.items():  # these are not deleted any more
-            self._each(partial(self._record, name=name, found=found, path=found), self._keepers)
+            self._each(
+                partial(self._log_checkpoint, name=name, found=found, path=found), self._keepers
+            )
         self._each(lambda tracker: self._trackers[tracker].finish())
 
     def _each(self, job: Callable[[str], None], names: Iterable[str] | None = None) -> None:
@@ -412,12 +414,12 @@ class Tracking(Callback):
                 self._problems.put(f"{name}: {type(error).__name__}: {error}")
 
     def _send_checkpoints(self) -> None:
-        """Record new checkpoints, as often as their size allows."""
+        """Log new checkpoints, as often as their size allows."""
         if time.monotonic() < self._next_checkpoint:
             return
         size = 0
         for name, found in dict(self._found).items():
-            if all(self._recorded.get((each, name)) == found for each in self._keepers):
+            if all(self._logged.get((each, name)) == found for each in self._keepers):
                 continue
             copy = self._copies / found.name
             try:
@@ -427,7 +429,9 @@ class Tracking(Callback):
                 copy.mkdir(parents=True)
                 for file in files:
                     shutil.copyfile(file, copy / file.name)
-                self._each(partial(self._record, name=name, found=found, path=copy), self._keepers)
+                self._each(
+                    partial(self._log_checkpoint, name=name, found=found, path=copy), self._keepers
+                )
             except OSError as error:
                 if found.exists():  # otherwise the run has deleted it: there is a newer one
                     why = error.strerror or error
@@ -436,16 +440,16 @@ class Tracking(Callback):
                 shutil.rmtree(self._copies, ignore_errors=True)
         self._next_checkpoint = time.monotonic() + size / _BYTES_A_SECOND
 
-    def _record(self, tracker: str, name: str, found: Path, path: Path) -> None:
-        """Record a checkpoint, unless it already is.
+    def _log_checkpoint(self, tracker: str, name: str, found: Path, path: Path) -> None:
+        """Log a checkpoint, unless it already is logged.
 
         Args:
             name: "newest" or "best".
             path: of the checkpoint, or of a copy.
         """
-        if self._recorded.get((tracker, name)) != found:
+        if self._logged.get((tracker, name)) != found:
             self._trackers[tracker].checkpoint(name, path)
-            self._recorded[tracker, name] = found
+            self._logged[tracker, name] = found
 
     def _report_problems(self, run: Run) -> None:
         """Report new problems in the thread of the run."""

@@ -198,7 +198,7 @@ class EnvRunner(SamplingWorker):
         self._stage.remove_player(module_id)
 
     def _play(self, requests: Mapping[int, training_pb2.SampleRequest]) -> None:
-        """Play a round, and send what was recorded.
+        """Play a round, and send what was collected.
 
         Args:
             requests: by command id.
@@ -214,20 +214,20 @@ class EnvRunner(SamplingWorker):
         for request in requests.values():
             if request.line_ups:
                 self._stage.assign(request.line_ups)
-        recorded = {
+        collected = {
             command_id: request
             for command_id, request in requests.items()
-            if self._can_record(command_id, request)
+            if self._can_collect(command_id, request)
         }
         # Without a learner there is nothing to sample for.
-        if not recorded:
+        if not collected:
             return
-        self._update_others({request.module_id for request in recorded.values()})
-        for request in recorded.values():
+        self._update_others({request.module_id for request in collected.values()})
+        for request in collected.values():
             if request.connector_state:
                 state = from_bytes(request.connector_state)
                 self._stage.set_connector_state(request.module_id, state)
-        seeds = [each.seed for each in recorded.values() if each.HasField("seed")]
+        seeds = [each.seed for each in collected.values() if each.HasField("seed")]
         if seeds:
             self._stage.reset(seeds[0])
         # Modules of a round may have weights of different versions.
@@ -239,12 +239,12 @@ class EnvRunner(SamplingWorker):
         sampling = time.perf_counter()
         self._rounds += 1
         try:
-            played = self._stage.play({each.module_id for each in recorded.values()}, versions)
+            played = self._stage.play({each.module_id for each in collected.values()}, versions)
         except Exception as error:
             if isinstance(error, EnvironmentFailed):
                 error.in_round(self._rounds)
             # The command loop answers the last request of the round with the failure.
-            for command_id, request in recorded.items():
+            for command_id, request in collected.items():
                 if command_id != max(requests):
                     self._deliveries.answer(command_id, self._receipt(request))
             raise
@@ -253,10 +253,10 @@ class EnvRunner(SamplingWorker):
         if self._index == 0:  # all EnvRunners have the same environments and modules
             for note in played.notes:
                 self._attachment.report(note)
-        self._deliver(recorded, played, by_agent=self._by_agent)
+        self._deliver(collected, played, by_agent=self._by_agent)
         self._deliveries.spent({"frames": time.perf_counter() - encoding})
 
-    def _can_record(self, command_id: int, request: training_pb2.SampleRequest) -> bool:
+    def _can_collect(self, command_id: int, request: training_pb2.SampleRequest) -> bool:
         """Wait for a request's weights; answer it if its learner is gone."""
         streams = self._streams[request.module_id]
         at_least = Version.of(request.at_least)
@@ -265,10 +265,10 @@ class EnvRunner(SamplingWorker):
         self._deliveries.no_learner(command_id, request)
         return False
 
-    def _update_others(self, recorded: set[str]) -> None:
-        """Load the newest received weights into unrecorded modules."""
+    def _update_others(self, collected: set[str]) -> None:
+        """Load the newest received weights into modules that collect nothing."""
         for module_id, streams in self._streams.items():
-            if module_id not in recorded and streams.subscribed:
+            if module_id not in collected and streams.subscribed:
                 self._act_on(streams, Version(0, 0))
 
     def _evaluate(self, _: int, command: training_pb2.Evaluate) -> training_pb2.Evaluation:

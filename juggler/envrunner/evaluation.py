@@ -506,11 +506,9 @@ def play_whole_episodes(
 def actions_of(
     envs: MultiAgentEnvs, modules: Sequence[ModuleSlots], turn: Turn, *, explore: bool = False
 ) -> list[Any]:
-    """Choose a turn's unrecorded actions, for `MultiAgentEnvs.step`."""
+    """Choose a turn's actions, for `MultiAgentEnvs.step`; nothing is collected."""
     from juggler.envrunner.multi_agent.module_slots import merged_actions
 
     # All modules act on the same turn.
-    acted = (
-        (slots, slots.act_unrecorded(turn.groups[slots.role.group], explore)) for slots in modules
-    )
+    acted = ((slots, slots.act_only(turn.groups[slots.role.group], explore)) for slots in modules)
     return merged_actions(turn, envs.groups, acted)

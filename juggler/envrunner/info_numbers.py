@@ -126,19 +126,19 @@ class InfoWatch:
         self._numbers = {}
 
     def see(self, infos: Mapping[str, Any], t: int, done: NDArray[np.bool_]) -> None:
-        """Record step t of a vector of environments.
+        """Add step t of a vector of environments.
 
         Args:
             infos: of the vector of environments.
             t: of the fragment.
             done: [N] where an episode ended. Under SAME_STEP autoreset, its last info is separate.
         """
-        self.record(infos, t, ~done if self._same_step else None)
+        self.add(infos, t, ~done if self._same_step else None)
         if self._same_step and isinstance(final := infos.get("final_info"), Mapping):
-            self.record(final, t, done)
+            self.add(final, t, done)
 
-    def record(self, infos: Mapping[str, Any], t: int, of: NDArray[np.bool_] | None) -> None:
-        """Record step t in the rows `of` [N]; None: all."""
+    def add(self, infos: Mapping[str, Any], t: int, of: NDArray[np.bool_] | None) -> None:
+        """Add step t in the rows `of` [N]; None: all."""
         for name, given in infos.items():
             number = self._numbers.get(name)
             if number is None:
@@ -199,7 +199,7 @@ class InfoWatch:
         )
 
     def advance(self, live: NDArray[np.bool_] | None, done: NDArray[np.bool_]) -> InfoNumbers:
-        """Aggregate one fragment, after all its steps were recorded.
+        """Aggregate one fragment, after all its steps were added.
 
         Args:
             live: [N, T]; false where a step only resets; None: nowhere.
@@ -356,16 +356,16 @@ class AgentInfos:
         self._over[:] = False
 
     def see(self, turn: Turn, t: int) -> None:
-        """Record step t of a round."""
+        """Add step t of a round."""
         if turn.infos:
             stepped = np.zeros(self._slots, np.bool_)  # [N * A]
             for group in turn.groups:
                 stepped[group.acting[~group.first]] = stepped[group.ended] = True
-            self._watch.record(turn.infos, t, stepped)
+            self._watch.add(turn.infos, t, stepped)
         self._over[turn.over, t] = True
 
     def advance(self) -> InfoNumbers:
-        """Aggregate a round, after all its steps were recorded."""
+        """Aggregate a round, after all its steps were added."""
         found = self._watch.advance(None, np.repeat(self._over, self._agents, 0))
         self._over[:] = False
         return found

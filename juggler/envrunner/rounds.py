@@ -93,7 +93,7 @@ class PlayedRound:
     """Results of fragment_steps steps of each environment.
 
     Attributes:
-        modules: results by id of a recorded module; or the reason why they are lost.
+        modules: by id, results of modules that collect; or the reason why they are lost.
         seconds: time spent in "environment", in "inference", in "frames" (making batches), and in
             "connectors" (everything else).
         env_returns: with several agents, of the environments' episodes that ended, the sum of all

@@ -78,11 +78,11 @@ class Stage(ABC):
         """Restart, like a new process whose Setup has this seed."""
 
     @abstractmethod
-    def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
+    def play(self, collected: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         """Play fragment_steps steps of each environment.
 
         Args:
-            recorded: ids of the modules whose steps are recorded.
+            collected: ids of the modules whose steps are collected.
             versions: of each module's weights.
 
         Raises:
@@ -293,7 +293,7 @@ class SingleAgentStage(Stage):
         seed_process(seed)
         self._sampler.reset(seed)
 
-    def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
+    def play(self, collected: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         try:
             fragment = self._sampler.sample(versions[self._module_id])
         except NonFiniteBatch as error:

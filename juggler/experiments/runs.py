@@ -27,8 +27,8 @@ from rich.text import Text
 from juggler.driver.callbacks import MetricsLine
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_files import load_config_and_keys
-from juggler.driver.record.progress import is_capable
-from juggler.driver.record.run_directory import (
+from juggler.driver.reporting.progress import is_capable
+from juggler.driver.reporting.run_directory import (
     METRICS_FILE,
     SUMMARY_FILE,
     LineFile,
@@ -39,7 +39,7 @@ from juggler.driver.record.run_directory import (
     must_be_free,
     parse_line,
 )
-from juggler.driver.record.wording import here, plain
+from juggler.driver.reporting.wording import here, plain
 from juggler.driver.signals import as_exception, signals_become
 from juggler.runtime.actors.resources import usable_cores
 from juggler.runtime.checkpoints.checkpoint import write_synced

@@ -16,11 +16,11 @@ from rich.table import Table
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_files import read_toml
-from juggler.driver.record.episode_returns import FEWEST, Column, bootstrap_interval
-from juggler.driver.record.metrics import RETURN_WINDOW
-from juggler.driver.record.run_directory import number as finite
-from juggler.driver.record.run_directory import read_metrics, to_toml
-from juggler.driver.record.wording import clock, here, how_it_ended, number, quantity
+from juggler.driver.reporting.episode_returns import FEWEST, Column, bootstrap_interval
+from juggler.driver.reporting.metrics import RETURN_WINDOW
+from juggler.driver.reporting.run_directory import number as finite
+from juggler.driver.reporting.run_directory import read_metrics, to_toml
+from juggler.driver.reporting.wording import clock, here, how_it_ended, number, quantity
 from juggler.experiments.runs import (
     RunExit,
     RunProcess,

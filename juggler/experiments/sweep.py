@@ -23,9 +23,9 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_files import differing, read_toml
 from juggler.driver.core.ledger import Counters
 from juggler.driver.driver_config import instead
-from juggler.driver.record.metrics import Metrics
-from juggler.driver.record.run_directory import to_toml
-from juggler.driver.record.wording import here, number
+from juggler.driver.reporting.metrics import Metrics
+from juggler.driver.reporting.run_directory import to_toml
+from juggler.driver.reporting.wording import here, number
 from juggler.experiments.runs import (
     RunExit,
     RunProcess,
@@ -362,7 +362,7 @@ class _AtWork:
 
 @dataclass(frozen=True, slots=True)
 class TrialOver:
-    """An ended trial, as recorded by Optuna."""
+    """An ended trial, as Optuna stores it."""
 
     number: int
     # The metric; of a pruned trial, its last report; None: no value

@@ -381,7 +381,7 @@ class GatewayRunner(SamplingWorker):
         episodes, worker = None, self._attachment.worker_id
         if config.record:
             episodes = SampledEpisodes(config, worker, *interface.spaces, None, self._warn)
-        # Without streams to learners, its steps are played and not recorded.
+        # Without streams to learners, its steps are played and not collected.
         player = self._players[key] = ServedPlayer(
             module_id,
             interface,
@@ -472,7 +472,7 @@ class GatewayRunner(SamplingWorker):
         return True
 
     def _begin_round(self, asked: AskedRound) -> None:
-        """Start to record for the requests that have a learner."""
+        """Start to collect for the requests that have a learner."""
         config, until = self._setup_command[1].env_runner, None
         left: dict[int, training_pb2.SampleRequest] = {}
         for command_id, request in asked.requests.items():

@@ -1,4 +1,4 @@
-"""Acts for agents of simulators, and records their steps."""
+"""Acts for agents of simulators, and collects their steps."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class ModulePlayer(PacedSlots):
     def _take_results(
         self, shares: Sequence[PlayerRows], slots: NDArray[np.intp], observations: Tree
     ) -> None:
-        """Record the results of the last actions.
+        """Take the results of the last actions.
 
         Args:
             shares: shares of different environments.
@@ -215,9 +215,9 @@ class ModulePlayer(PacedSlots):
             wanted: number of rows that may begin. A share that needs more begins all of its rows if
                 at least one may begin.
             most_rows: maximum rows of one inference; a single share may have more.
-            holds_up: steps wait until their rows may begin; otherwise they are not recorded.
+            holds_up: steps wait until their rows may begin; otherwise they are not collected.
         """
-        chosen, recording = self._next(wanted, most_rows, holds_up)
+        chosen, collecting = self._next(wanted, most_rows, holds_up)
         if not chosen:
             return []
         places = np.concatenate([share.acting for share in chosen])  # [B]
@@ -225,10 +225,10 @@ class ModulePlayer(PacedSlots):
         if len(places):
             seen = _gathered(chosen, "observations")  # [B, ...]
             if self.greedy is None:
-                actions = self.act(places, recording, seen)
+                actions = self.act(places, collecting, seen)
                 tree = to_tree(self.interface.spaces[1], actions)  # [B, ...]
             else:
-                tree = self._with_evaluation(self.greedy, chosen, places, recording, seen)
+                tree = self._with_evaluation(self.greedy, chosen, places, collecting, seen)
             # For `flush_stalled`.
             self.of["acted_at"][places] = time.monotonic()
             # An evaluation plays other weights, so its episodes are not recorded.
@@ -250,9 +250,9 @@ class ModulePlayer(PacedSlots):
     def _next(
         self, wanted: int, most_rows: int, holds_up: bool
     ) -> tuple[list[PlayerRows], NDArray[np.bool_]]:
-        """Return the shares to answer now, and which rows [B] are recorded."""
+        """Return the shares to answer now, and which rows [B] are collected."""
         chosen: list[PlayerRows] = []
-        recording: list[bool] = []
+        collecting: list[bool] = []
         everyone = sum(len(share.slots) for share in self.waiting)
         if everyone <= min(wanted, most_rows):
             chosen, self.waiting = list(self.waiting), deque()
@@ -271,19 +271,19 @@ class ModulePlayer(PacedSlots):
                 continue
             # A simulator in real time cannot wait, so its steps are played without a row.
             if new and wanted <= 0:
-                recording += has_row.tolist()
+                collecting += has_row.tolist()
             else:
-                recording += [True] * len(share.acting)
+                collecting += [True] * len(share.acting)
                 wanted -= new
             chosen.append(share)
             rows += len(share.acting)
         if not chosen and wanted + standing > 0:
             # Some rows cannot continue because other steps of their share wait for a row.
             chosen.append(later.popleft())
-            recording = [True] * len(chosen[0].acting)
+            collecting = [True] * len(chosen[0].acting)
         later.extend(self.waiting)
         self.waiting = later
-        return chosen, np.array(recording, np.bool_)
+        return chosen, np.array(collecting, np.bool_)
 
     # -- evaluations ------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ class ModulePlayer(PacedSlots):
         greedy: Actor,
         chosen: list[PlayerRows],
         places: NDArray[np.intp],
-        recording: NDArray[np.bool_],
+        collecting: NDArray[np.bool_],
         seen: Tree,
     ) -> Tree:
         """Return actions [B, ...] for places [B], some chosen by the evaluation."""
@@ -305,7 +305,7 @@ class ModulePlayer(PacedSlots):
         evaluated = self.of["playing"][places] == EVALUATED  # [B]
         self.pause(places[evaluated])  # rows from before end with the last episode
         space = self.interface.spaces[1]
-        tree = to_tree(space, self.act(places, recording & ~evaluated, seen))  # [B, ...]
+        tree = to_tree(space, self.act(places, collecting & ~evaluated, seen))  # [B, ...]
         if not evaluated.any():
             return tree
         seen = greedy.connectors(take(_gathered(chosen, "shown"), evaluated))

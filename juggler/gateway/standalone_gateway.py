@@ -1,4 +1,4 @@
-"""Gateways without a run: nothing is recorded."""
+"""Gateways without a run: nothing is collected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PartsOf = Callable[[str, Space[Any], Space[Any]], tuple[RLModule, EnvToModule, M
 
 
 class StandaloneGateway:
-    """The `GatewayWork` of a gateway that records no steps.
+    """The `GatewayWork` of a gateway that collects no steps.
 
     Args:
         report: called with each line for people.

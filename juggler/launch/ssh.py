@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from juggler.driver.record.wording import plain
+from juggler.driver.reporting.wording import plain
 from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR
 from juggler.launch.engine import (
     ROLES,

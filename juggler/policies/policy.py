@@ -377,7 +377,7 @@ def _require_zeros_and_ones(masks: Any, batch: tuple[int, ...]) -> None:
 
 
 def _read(space: Space, value: Any, path: TreePath, found: dict[TreePath, tuple[int, ...]]) -> Any:
-    """Convert a value to a tree of arrays; record leading dimensions."""
+    """Convert a value to a tree of arrays; note leading dimensions."""
     where = f" at {path_name(path)}" if path else ""
     is_pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
     if not path and not isinstance(space, spaces.Tuple) and is_pair:

@@ -26,7 +26,7 @@ from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_files import load_config_and_keys
 from juggler.driver.driver import RunFailed
 from juggler.driver.play_checkpoint import Demonstrations, Evaluated
-from juggler.driver.record.run_directory import RunDirectory
+from juggler.driver.reporting.run_directory import RunDirectory
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import juggler
 from juggler.cli.arguments import PlotError
 from juggler.cli.plot import RunCurves, _figure, read_run, smoothed
 from juggler.cli.plot import save as plot
-from juggler.driver.record.run_directory import RunDirectoryError
+from juggler.driver.reporting.run_directory import RunDirectoryError
 
 
 def _line(steps: int, wall_time: float, **changes: Any) -> dict[str, Any]:

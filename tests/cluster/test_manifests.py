@@ -19,7 +19,7 @@ from support.place import options_of
 from juggler.cli import driver, launch
 from juggler.cli.arguments import parse
 from juggler.driver.monitoring import plain_status
-from juggler.driver.record.prometheus import families
+from juggler.driver.reporting.prometheus import families
 from juggler.launch.engine import Launch
 from juggler.runtime.wire.v1 import status_pb2
 

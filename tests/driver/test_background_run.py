@@ -17,7 +17,7 @@ import juggler
 from juggler.driver import start_run
 from juggler.driver.callbacks import ChangedValues
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.record.wording import Progress
+from juggler.driver.reporting.wording import Progress
 from juggler.driver.start_run import StartedRun
 
 

@@ -17,7 +17,7 @@ from support.place import raises_key, status_of
 
 from juggler.driver.config import ConfigError, RunConfig, converted
 from juggler.driver.config_files import load_config_and_keys, read_shipped, shipped_configs
-from juggler.driver.record.run_directory import to_toml
+from juggler.driver.reporting.run_directory import to_toml
 from juggler.driver.script_classes import give_names
 from juggler.learner.algorithms.registry import ALGORITHMS
 

@@ -26,8 +26,8 @@ from juggler.driver import result as run_clock
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import Shutdown
 from juggler.driver.periodic_work import Intervals
-from juggler.driver.record.progress import NotebookProgress, make_progress
-from juggler.driver.record.wording import conclude
+from juggler.driver.reporting.progress import NotebookProgress, make_progress
+from juggler.driver.reporting.wording import conclude
 from juggler.driver.run_end import RunClock, goal_reached, goals_behind, nothing_to_do
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.wire.v1 import training_pb2

@@ -20,8 +20,8 @@ from juggler.driver import start_run
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import StartSettings
 from juggler.driver.preflight import PreflightError, _where_it_was
-from juggler.driver.record import run_directory
-from juggler.driver.record.run_directory import CONFIG_FILE, RunDirectoryError
+from juggler.driver.reporting import run_directory
+from juggler.driver.reporting.run_directory import CONFIG_FILE, RunDirectoryError
 from juggler.driver.script_classes import pack
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.modules.import_by_name import ImportFailed, found

@@ -21,9 +21,9 @@ from juggler.cli.status import table
 from juggler.driver.core.events import PeersMet
 from juggler.driver.monitoring import plain_status
 from juggler.driver.periodic_work import PeriodicWork, metrics_line
-from juggler.driver.record.progress import Journal
-from juggler.driver.record.prometheus import families, serve_metrics
-from juggler.driver.record.wording import Progress
+from juggler.driver.reporting.progress import Journal
+from juggler.driver.reporting.prometheus import families, serve_metrics
+from juggler.driver.reporting.wording import Progress
 from juggler.driver.run_status import StatusReader
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.hub import Vitals, WorkerLeft

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, event
 from support.changes import SkippedTime
 
-from juggler.driver.record import run_directory
+from juggler.driver.reporting import run_directory
 from juggler.experiments import runs
 
 _pids = count(1)

@@ -21,7 +21,7 @@ from support.small_cores import action_space_of, keeps_steps, needs_memory
 import juggler
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_files import load_config_and_keys
-from juggler.driver.record.run_directory import RunDirectoryError
+from juggler.driver.reporting.run_directory import RunDirectoryError
 from juggler.experiments import sweep
 from juggler.experiments.runs import RunExit
 from juggler.experiments.space import Axis, parse_space, placed

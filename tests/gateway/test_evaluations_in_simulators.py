@@ -129,7 +129,7 @@ def test_half_of_the_environments_go_on_with_training() -> None:
         assert len(evaluation.returns) == 8
         assert world.batches
         assert_recorded([batch for batch, _ in world.batches], played)
-        assert world.count("steps_unrecorded") == sum(evaluation.lengths)
+        assert world.count("steps_uncollected") == sum(evaluation.lengths)
 
 
 def test_steps_wait_for_no_request_while_an_evaluation_plays() -> None:

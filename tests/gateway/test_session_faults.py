@@ -500,7 +500,7 @@ def test_who_cannot_wait_acts_all_the_same_and_is_not_learned_from_meanwhile() -
     with GatewayWorld(rows=1, steps=2) as world, world.connect(real_time=True) as session:
         for reward in range(6):
             assert session.step(np.ones(3), reward) in (0, 1)
-        assert world.count("steps_unrecorded") == 5
+        assert world.count("steps_uncollected") == 5
         world.ask()
         for reward in range(6, 9):
             session.step(np.ones(3), reward)

@@ -132,7 +132,7 @@ def test_a_round_is_over_when_one_module_has_two_batches(
     assert world.batch("rows").observations[0, :, 0].tolist() == [4, 5, 6, 7]
 
 
-def test_a_module_without_a_share_in_a_round_acts_and_is_not_recorded(
+def test_a_module_without_a_share_in_a_round_acts_and_is_not_collected(
     make_world: Callable[..., AgentsWorld],
 ) -> None:
     world = make_world(TWO)
@@ -143,7 +143,7 @@ def test_a_module_without_a_share_in_a_round_acts_and_is_not_recorded(
             both = {"row": see(t, 0), "column": see(t, 0)}
             assert session.step(both, {"row": 1, "column": 1}).keys() == both.keys()
         assert world.receipts("rows")["rows"].live_steps == 4
-        assert world.counts()["steps_unrecorded"] == 4
+        assert world.counts()["steps_uncollected"] == 4
         world.ask("columns")
         for t in range(5):
             session.step({"column": see(t, 0)}, {"column": 2})

@@ -24,7 +24,7 @@ from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.config import LearnerConfig
 from juggler.learner.core import around_core, gradient_core
-from juggler.runtime import recorder
+from juggler.runtime import tracing
 from juggler.runtime.episodes.batch import EpisodeBatch
 
 #: Operations whose result, or its shape, the host has to know.
@@ -108,7 +108,7 @@ def test_nine_calls_lead_from_the_command_for_an_update_to_a_loss(
     def watched(*arguments: Any) -> Any:
         stack = traceback.extract_stack()
         own = [frame for frame in stack if frame.filename.startswith(PACKAGE)]
-        calls.extend(frame.name for frame in own if frame.filename != recorder.__file__)
+        calls.extend(frame.name for frame in own if frame.filename != tracing.__file__)
         return loss(*arguments)
 
     monkeypatch.setattr(Impala, "loss", watched)

@@ -112,14 +112,12 @@ def sure(array_module: ArrayModule, observations: Any, noise: Any, rows: int = R
     assert not array_module.note
 
 
-def only_recorded(
-    array_module: ArrayModule, observations: Any, noise: Any, rows: int = ROWS
-) -> None:
-    """Record both passes; fail if the module itself acts."""
+def only_traced(array_module: ArrayModule, observations: Any, noise: Any, rows: int = ROWS) -> None:
+    """Trace both passes; fail if the module itself acts."""
     states = array_module.initial_states(rows)
-    for _ in range(4):  # a call that is recorded, and three that are compared
+    for _ in range(4):  # a call that is traced, and three that are compared
         array_module.explore(observations, states, noise)
         array_module.infer(observations, states)
-    assert array_module._recordings is not None
-    assert array_module._recordings._recorded == 2
+    assert array_module._traces is not None
+    assert array_module._traces._traced == 2
     only_numpy(array_module)

@@ -443,4 +443,4 @@ class FuzzedGateway(Books):
         assert len(kept) == sum(len(s.agents) * s.environments for s in everyone)
 
     def missing(self, counts: dict[str, float]) -> float:
-        return sum(counts.get(f"steps_{name}", 0) for name in ("unrecorded", "stale", "lost"))
+        return sum(counts.get(f"steps_{name}", 0) for name in ("uncollected", "stale", "lost"))

@@ -26,7 +26,7 @@ from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
 from juggler.driver.core import events
 from juggler.driver.loop import Loop
-from juggler.driver.record.wording import Progress
+from juggler.driver.reporting.wording import Progress
 from juggler.driver.run_end import RunClock
 from juggler.driver.run_parts import RunParts
 from juggler.driver.workers.trained_modules import PEER_SILENCE_SECONDS
@@ -435,7 +435,7 @@ class _Stage:
 
     def close(self) -> None: ...
 
-    def play(self, recorded: Any, versions: Any) -> PlayedRound:
+    def play(self, collected: Any, versions: Any) -> PlayedRound:
         world = self._worker.world
         hangs = 1e6 if self._worker.hangs else 0.0
         world.simulation.wait(lambda: False, hangs + world.random.uniform(0.3, 1.5))
@@ -447,7 +447,7 @@ class _Stage:
             [5],
             stale_steps=stale,
         )
-        return PlayedRound(dict.fromkeys(recorded, one), {})
+        return PlayedRound(dict.fromkeys(collected, one), {})
 
 
 class _Sender:

@@ -418,10 +418,10 @@ class Collected:
         self.env_ended: list[tuple[float, int]] = []
         self.stale: dict[str, int] = defaultdict(int)
 
-    def play(self, *recorded: str, update: int = 0) -> dict[str, TrainedResult]:
+    def play(self, *collected: str, update: int = 0) -> dict[str, TrainedResult]:
         versions = {module_id: Version(1, update) for module_id in self.sampler._modules}
-        played = self.sampler.sample(set(recorded), versions)
-        assert set(played.modules) == set(recorded)
+        played = self.sampler.sample(set(collected), versions)
+        assert set(played.modules) == set(collected)
         for module_id, result in played.modules.items():
             assert isinstance(result, TrainedResult), result
             if result.batch is not None:

@@ -20,7 +20,7 @@ from juggler.driver.league.builders import register_builder
 from juggler.driver.league.league_builder import LeagueBuilder
 from juggler.driver.loop import Loop
 from juggler.driver.periodic_work import PeriodicWork
-from juggler.driver.record.wording import Level, Progress
+from juggler.driver.reporting.wording import Level, Progress
 from juggler.driver.run_end import RunClock
 from juggler.driver.run_parts import InheritedState, RunParts
 from juggler.driver.workers.league_run import LeagueRun

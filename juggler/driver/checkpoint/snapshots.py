@@ -21,7 +21,7 @@ from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.core.ledger import Count, Counters, LedgerError
 from juggler.driver.driver_config import REQUESTS_PER_RUNNER, UPDATES_IN_FLIGHT
 from juggler.driver.module_placement import ModulePlacement
-from juggler.driver.record.metrics import (
+from juggler.driver.reporting.metrics import (
     RETURN_WINDOW,
     AgentMetrics,
     Candidates,

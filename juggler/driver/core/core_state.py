@@ -43,7 +43,7 @@ class ModuleSettings:
 
     waited_for: bool = True
     """Whether sampling stops for all modules while this module has no room for more steps. False:
-    sampling continues, and steps of this module are not recorded. Asynchronous mode only."""
+    sampling continues, and steps of this module are not collected. Asynchronous mode only."""
 
     def __post_init__(self) -> None:
         for name in (

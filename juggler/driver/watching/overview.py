@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from juggler.driver.record.metrics import RETURN_WINDOW
-from juggler.driver.record.run_directory import (
+from juggler.driver.reporting.metrics import RETURN_WINDOW
+from juggler.driver.reporting.run_directory import (
     CONFIG_FILE,
     METRICS_FILE,
     SUMMARY_FILE,
@@ -26,7 +26,7 @@ from juggler.driver.record.run_directory import (
     number,
     state_of,
 )
-from juggler.driver.record.wording import algorithms
+from juggler.driver.reporting.wording import algorithms
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY
 from juggler.runtime.plain_files import read_toml_table
 

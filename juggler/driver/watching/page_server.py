@@ -32,9 +32,9 @@ from juggler.driver.league.league import LeagueState
 from juggler.driver.league.ratings import elo
 from juggler.driver.league.results import Payoffs
 from juggler.driver.monitoring import ask_status
-from juggler.driver.record.http_server import HttpServer
-from juggler.driver.record.progress import EVENTS_FILE
-from juggler.driver.record.run_directory import (
+from juggler.driver.reporting.http_server import HttpServer
+from juggler.driver.reporting.progress import EVENTS_FILE
+from juggler.driver.reporting.run_directory import (
     METRICS_FILE,
     STEPS,
     TIME,
@@ -59,7 +59,7 @@ from juggler.driver.watching.overview import (
 from juggler.runtime.actors.command_processes import CommandLine, CommandProcess
 from juggler.runtime.actors.endpoints import EndpointError, dial, is_loopback, split_address
 from juggler.runtime.actors.tls import TLS_VARIABLE, Tls
-from juggler.runtime.checkpoints.checkpoint import DIRECTORY, CheckpointError, read_record
+from juggler.runtime.checkpoints.checkpoint import DIRECTORY, CheckpointError, read_metadata
 from juggler.runtime.plain_files import open_plain
 
 _SUFFIX: Final = ".mp4"
@@ -113,7 +113,7 @@ def league_matrix(checkpoint: Path, table: Mapping[str, Any]) -> dict[str, Any]:
         For JSON: `players`; `win_rates` and `games`, of the row against the column, null without
         games; and `min_games`, from which on a win rate counts. {} without a league.
     """
-    state = read_record(checkpoint).get("counters", {}).get(LEAGUE)
+    state = read_metadata(checkpoint).get("counters", {}).get(LEAGUE)
     if state is None:
         return {}
     try:
@@ -335,7 +335,7 @@ class WatchedRun:
             summary, _ = last_summary(self._run_dir)
             state = state_of(self._run_dir, summary)
             config, _ = read_config(self._run_dir)
-            # These take a walk through the directory and a checkpoint's record.
+            # These take a walk through the directory and a checkpoint's metadata.
             if time.monotonic() - self._looked >= _LOOK_SECONDS:
                 self._looked = time.monotonic()
                 self._videos = tuple(find_videos(self._run_dir))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from juggler.driver.callbacks import Evaluation
 from juggler.driver.checkpoint.snapshots import SnapshotWritten, restores
 from juggler.driver.config import RunConfig
-from juggler.driver.record.episode_returns import ReturnGoals, ReturnStatistics, named_spreads
-from juggler.driver.record.wording import EPISODE, named_returns
+from juggler.driver.reporting.episode_returns import ReturnGoals, ReturnStatistics, named_spreads
+from juggler.driver.reporting.wording import EPISODE, named_returns
 from juggler.driver.signals import stop_hint
 from juggler.driver.workers.command_sender import everything
 from juggler.envrunner.agent_returns import AgentReturns, from_messages
@@ -501,7 +501,7 @@ class Confirmation:
 
 #: File in the checkpoint's directory with the results of its evaluation.
 _EVALUATION_FILE = "evaluation.json"
-_RECORDED = ("return_mean", "return_deviation", "episodes", "update", "env_steps_trained")
+_RESULTS = ("return_mean", "return_deviation", "episodes", "update", "env_steps_trained")
 
 
 class BestCheckpoint:
@@ -527,7 +527,7 @@ class BestCheckpoint:
             trained: its "update" and "env_steps_trained".
         """
         played = ReturnStatistics.of(returns)
-        record = {
+        results = {
             "return_mean": played.mean,
             "return_deviation": played.deviation,
             "episodes": played.episodes,
@@ -536,13 +536,13 @@ class BestCheckpoint:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             # Before it is moved, so that a checkpoint always has its results.
-            write_synced(path / _EVALUATION_FILE, json.dumps(record).encode() + b"\n")
+            write_synced(path / _EVALUATION_FILE, json.dumps(results).encode() + b"\n")
             kept = adopt(path, self._directory, keep=1)
         except OSError as error:
             return f"cannot keep the best checkpoint in {self._directory}: {error}"
         except CheckpointError as error:
             return str(error)
-        self.summary = {"checkpoint": str(kept), **record}
+        self.summary = {"checkpoint": str(kept), **results}
         return ""
 
 
@@ -550,8 +550,8 @@ def _read(directory: Path) -> dict[str, Any] | None:
     """Read the best checkpoint so far, or return None."""
     try:
         path = newest_first(directory)[0]
-        record = read_json(path / _EVALUATION_FILE)
-        found = {key: record[key] + 0 for key in _RECORDED}
+        results = read_json(path / _EVALUATION_FILE)
+        found = {key: results[key] + 0 for key in _RESULTS}
     except (OSError, IndexError, ValueError, TypeError, KeyError):
         return None
     return {"checkpoint": str(path), **found}

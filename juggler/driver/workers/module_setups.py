@@ -11,7 +11,7 @@ from google.protobuf.json_format import MessageToDict
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver_config import UPDATES_IN_FLIGHT
-from juggler.driver.record.metrics import CONFIRMING_EPISODES
+from juggler.driver.reporting.metrics import CONFIRMING_EPISODES
 from juggler.envrunner.envrunner_program import EVALUATOR
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.learner.algorithms.registry import find_algorithm

@@ -1,4 +1,4 @@
-"""The driver's records of the modules that a run trains."""
+"""The modules that a run trains, with their learners, in the driver."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class ModuleReset:
 
 
 class ModuleLearners:
-    """The driver's records of a module's learners, except batches.
+    """The driver's state of a module's learners, except batches.
 
     Attributes:
         first: their first weights before the first checkpoint; None: new weights.

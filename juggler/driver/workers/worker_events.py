@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from juggler.driver.core import events
 from juggler.driver.core.group import worker_order
-from juggler.driver.record.wording import Level
+from juggler.driver.reporting.wording import Level
 from juggler.driver.run_parts import RunParts
 from juggler.driver.workers.trained_modules import used_batches
 from juggler.envrunner.envrunner_program import ENVRUNNER

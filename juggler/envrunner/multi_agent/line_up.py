@@ -382,7 +382,7 @@ class AssignedLineUps:
     def ended(
         self, envs: NDArray[np.intp], returns: NDArray[np.float64], lengths: NDArray[np.intp]
     ) -> None:
-        """Record the outcomes of ended episodes.
+        """Keep the outcomes of ended episodes.
 
         Args:
             envs: [L] their environments.

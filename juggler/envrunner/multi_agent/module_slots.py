@@ -39,7 +39,7 @@ from juggler.runtime.wire.trees import Tree
 
 
 class ModuleSlots:
-    """Acts with one module in N environments, and records its steps.
+    """Acts with one module in N environments, and collects its steps.
 
     A slot is one agent in one environment, as in `GroupTurn`. The slots that this module may play
     have places 0..P-1 here, in ascending order. With line-ups, the module plays only some of them
@@ -152,15 +152,15 @@ class ModuleSlots:
     def receive(
         self,
         turn: GroupTurn,
-        recorded: bool,
+        collected: bool,
         line_up: LineUp | None = None,
         critic: CriticObservations | None = None,
     ) -> None:
-        """Record the last step's results, and the slots that act next.
+        """Take the last step's results, and the slots that act next.
 
         Args:
             turn: of the module's group.
-            recorded: connectors learn from the agents' observations.
+            collected: connectors learn from the agents' observations.
             line_up: of the episodes that begin with this turn; None: no change.
             critic: what the module's critic sees of the environments; None: only what agents see.
         """
@@ -187,7 +187,7 @@ class ModuleSlots:
             self._shown = turn.acting
         kept: Any = None
         if len(self.acting):
-            seen = self._stored(take(turn.observations, self.where), recorded)  # [B, ...]
+            seen = self._stored(take(turn.observations, self.where), collected)  # [B, ...]
             self._seen = kept = seen
             if critic is not None:
                 kept = with_critic(kept, take(critic.now, self._environments(self.acting)))
@@ -197,7 +197,7 @@ class ModuleSlots:
             return
         # In this form, ends and rewards are of all places.
         rewards = turn.rewards[self.where]  # [B]
-        if not recorded:  # no batch will be checked for them
+        if not collected:  # no batch will be checked for them
             rewards = self._finite(self.acting, rewards)  # [B]
             last_rewards = self._finite(ended, last_rewards)  # [E]
         paced.add_results_together(rewards, kept, ended, last_rewards, truncated, lasts)
@@ -211,7 +211,7 @@ class ModuleSlots:
         truncated: NDArray[np.bool_],
         lasts: Tree,
     ) -> None:
-        """Record a turn in which only some agents act.
+        """Take a turn in which only some agents act.
 
         Args:
             turn: of the module's group.
@@ -255,23 +255,23 @@ class ModuleSlots:
         )
         return np.where(finite, rewards, 0)  # [B]
 
-    def act(self, recorded: bool) -> Any:
+    def act(self, collected: bool) -> Any:
         """Let the module act -> actions, in the order of `acting`.
 
         Args:
-            recorded: its steps are recorded.
+            collected: its steps are collected.
         """
         paced = self._paced
         if self._legal is not None:
             self._check_masks(self._legal, self._seen[ACTION_MASK])
-        if not recorded:
+        if not collected:
             paced.pause(self.acting)
         if len(self.acting) == self.most_rows and paced.gather():
-            return paced.act_together(self._seen, self._kept, recorded)
-        return paced.act(self.acting, recorded, self._seen, self._kept)
+            return paced.act_together(self._seen, self._kept, collected)
+        return paced.act(self.acting, collected, self._seen, self._kept)
 
-    def act_unrecorded(self, turn: GroupTurn, explore: bool) -> Any:
-        """Act without recording -> actions in the order of `acting`.
+    def act_only(self, turn: GroupTurn, explore: bool) -> Any:
+        """Act without collecting -> actions in the order of `acting`.
 
         Replaces `receive` and `act`.
         """
@@ -330,7 +330,7 @@ class ModuleSlots:
         return FrozenResult(self._paced.counts.pop("steps", 0), *self._paced.pop_ended())
 
     def skip(self) -> None:
-        """Drop the returns of a round that was not recorded."""
+        """Drop the returns of a round that was not collected."""
         self._paced.ended.clear()
 
     def _environments(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -346,9 +346,9 @@ class ModuleSlots:
         mine = np.flatnonzero(places >= 0)
         return places[mine], mine
 
-    def _stored(self, shown: Tree, recorded: bool) -> Any:
+    def _stored(self, shown: Tree, collected: bool) -> Any:
         """Convert observations [B, ...] to the form of batches."""
-        if not recorded or not self.connectors.learns:
+        if not collected or not self.connectors.learns:
             return self._through(self.connectors, shown, self.acting)
         count = len(self.acting)
         if self._watched and len(self._watched[-1]) != count:

@@ -35,7 +35,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 class MultiAgentSampler:
-    """Steps N environments in which modules act, and records their steps.
+    """Steps N environments in which modules act, and collects their steps.
 
     Each agent fills rows of T steps at its own pace. Rows and episodes continue from one round to
     the next.
@@ -65,7 +65,7 @@ class MultiAgentSampler:
         self._envs, self._modules, self._steps = envs, dict(modules), steps
         self._infos = AgentInfos(envs.num_envs, envs.agents, steps)
         self._turn: Turn | None = None
-        self._taken = False  # the modules have recorded the last turn
+        self._taken = False  # the modules have received the last turn
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
@@ -88,11 +88,11 @@ class MultiAgentSampler:
         """Remove a module that no running episode has."""
         del self._modules[module_id]
 
-    def sample(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
+    def sample(self, collected: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         """Play one round.
 
         Args:
-            recorded: ids of the modules whose steps are recorded.
+            collected: ids of the modules whose steps are collected.
             versions: of the weights of each module that is trained. Other modules only play.
 
         Raises:
@@ -110,12 +110,12 @@ class MultiAgentSampler:
         for module_id, version in versions.items():
             self._modules[module_id].begin(version)
         if not self._taken:
-            self._process(turn, recorded)
+            self._process(turn, collected)
             self._taken = True
         for t in range(self._steps):
             before = time.perf_counter()
             # Only this call is inference; `receive` counts as connectors.
-            actions = self._act(turn, recorded)
+            actions = self._act(turn, collected)
             between = time.perf_counter()
             turn = self._envs.step(actions)
             seconds["inference"] += between - before
@@ -126,11 +126,11 @@ class MultiAgentSampler:
                 ended.append((turn.over, turn.env_returns, turn.env_lengths, turn.agent_returns))
                 if self._line_ups is not None:
                     self._line_ups.ended(turn.over, turn.agent_returns, turn.env_lengths)
-            self._process(turn, recorded)
+            self._process(turn, collected)
         # Batches are made after the last step, when rows are known to be complete.
         finishing = time.perf_counter()
         infos = self._infos.advance()
-        results, others = self._results(recorded, versions)
+        results, others = self._results(collected, versions)
         played = PlayedRound(results, seconds, others=others)
         # A round that lost steps reports no episodes, and the sampler must be reset.
         if not any(isinstance(result, NonFiniteBatch) for result in results.values()):
@@ -138,7 +138,7 @@ class MultiAgentSampler:
                 add_returns(played.agent_returns, self._envs.agents, agent_returns)
                 played.env_returns.extend(env_returns.tolist())
                 played.env_lengths.extend(env_lengths.tolist())
-                # These also sum rewards that no recorded step has.
+                # These also sum rewards that no collected step has.
                 for environment, total in zip(over, env_returns, strict=True):
                     check_return(int(environment), float(total))
             played.infos.update(infos)
@@ -148,13 +148,13 @@ class MultiAgentSampler:
         return played
 
     def _results(
-        self, recorded: Collection[str], versions: Mapping[str, Version]
+        self, collected: Collection[str], versions: Mapping[str, Version]
     ) -> tuple[dict[str, TrainedResult | NonFiniteBatch], dict[str, FrozenResult]]:
-        """Return results of recorded modules, and of untrained ones."""
+        """Return results of modules that collect, and of untrained ones."""
         results: dict[str, TrainedResult | NonFiniteBatch] = {}
         others: dict[str, FrozenResult] = {}
         for module_id, slots in self._modules.items():
-            if module_id in recorded:
+            if module_id in collected:
                 results[module_id] = slots.result()
             elif module_id in versions:
                 slots.skip()
@@ -162,7 +162,7 @@ class MultiAgentSampler:
                 others.setdefault(slots.role.module_id, FrozenResult()).add(slots.played())
         return results, others
 
-    def _process(self, turn: Turn, recorded: Collection[str]) -> None:
+    def _process(self, turn: Turn, collected: Collection[str]) -> None:
         line_up = None
         if self._line_ups is not None and len(turn.began):
             line_up = self._line_ups.begin(turn.began)
@@ -171,12 +171,12 @@ class MultiAgentSampler:
                 continue
             critic = turn.critics.get(slots.critic_sees)
             group = turn.groups[slots.role.group]
-            slots.receive(group, module_id in recorded, line_up, critic)
+            slots.receive(group, module_id in collected, line_up, critic)
 
-    def _act(self, turn: Turn, recorded: Collection[str]) -> list[Any]:
+    def _act(self, turn: Turn, collected: Collection[str]) -> list[Any]:
         """Return the actions of all agents that act next, by group."""
         acted = (
-            (slots, slots.act(module_id in recorded))
+            (slots, slots.act(module_id in collected))
             for module_id, slots in self._modules.items()
             if len(slots.acting)
         )
@@ -272,8 +272,8 @@ class MultiAgentStage(Stage):
         seed_process(seed)
         self._sampler.reset(seed)
 
-    def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
-        played = self._sampler.sample(recorded, versions)
+    def play(self, collected: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
+        played = self._sampler.sample(collected, versions)
         for policy in self._policies.values():
             # Modules of the same class have the same notes.
             played.notes.extend(each for each in policy.take_notes() if each not in played.notes)

@@ -24,7 +24,7 @@ class _Together:
     """The rows of places that all act in each turn.
 
     Attributes:
-        rows: [P] of each place; None: steps are not recorded, or rows begin next.
+        rows: [P] of each place; None: steps are not collected, or rows begin next.
         where: the same rows, as a slice if possible.
         step: complete steps of each row.
         acted: the rewards of actions are due.
@@ -39,7 +39,7 @@ class _Together:
 
 
 class PacedSlots:
-    """Slots of agents, each with a row while its steps are recorded.
+    """Slots of agents, each with a row while its steps are collected.
 
     An agent that acts is followed by three calls, in this order: `add_rewards` with the reward of
     its action; `end` if that action was its last one in the episode; `observe` with the observation
@@ -145,16 +145,16 @@ class PacedSlots:
         of["return"][places] += rewards
         of["acted"][places] = False
         rows = of["row"][places]  # [B]
-        unrecorded = int(np.count_nonzero(rows < 0))
-        if unrecorded:
-            self.counts["steps_unrecorded"] += unrecorded
+        uncollected = int(np.count_nonzero(rows < 0))
+        if uncollected:
+            self.counts["steps_uncollected"] += uncollected
         # The reward completes a step that may be too old to train on.
         if self._any_stale:
             self._free_stale(places)
             rows = of["row"][places]
-        if unrecorded or self._any_stale:
-            recorded = rows >= 0  # [B]
-            places, rewards, rows = places[recorded], rewards[recorded], rows[recorded]
+        if uncollected or self._any_stale:
+            collected = rows >= 0  # [B]
+            places, rewards, rows = places[collected], rewards[collected], rows[collected]
         steps = of["step"][places]  # [B]
         self.rows.by_step["rewards"][rows * self.rows.width + steps] = rewards
         of["step"][places] = steps + 1
@@ -177,14 +177,14 @@ class PacedSlots:
             final_observations: [K, ...] of truncated episodes.
         """
         rows, last = self.of["row"][places], self.of["step"][places] - 1  # [B] both
-        recorded, cut = rows >= 0, truncated  # [B] both
-        if np.count_nonzero(recorded) < len(rows):
-            rows, last, cut = rows[recorded], last[recorded], truncated[recorded]
+        collected, cut = rows >= 0, truncated  # [B] both
+        if np.count_nonzero(collected) < len(rows):
+            rows, last, cut = rows[collected], last[collected], truncated[collected]
         at = rows * self.rows.width + last
         self.rows.by_step["terminated"][at] = ~cut
         self.rows.by_step["truncated"][at] = cut
         if np.count_nonzero(cut):
-            finals = recorded[truncated].nonzero()[0].tolist()  # of recorded episodes
+            finals = collected[truncated].nonzero()[0].tolist()  # of collected episodes
             ends = zip(finals, rows[cut].tolist(), last[cut].tolist(), strict=True)
             for k, row, step in ends:
                 self.rows.ended_with(row, step, take(final_observations, k))
@@ -205,11 +205,11 @@ class PacedSlots:
         of = self.of
         rows = of["row"][places]  # [B]
         if np.count_nonzero(rows < 0):
-            recorded = rows >= 0  # [B]
+            collected = rows >= 0  # [B]
             places, rows, observations = (
-                places[recorded],
-                rows[recorded],
-                take(observations, recorded),
+                places[collected],
+                rows[collected],
+                take(observations, collected),
             )
         steps = of["step"][places]  # [B]
         put(self.rows.by_step["observations"], rows * self.rows.width + steps, observations)
@@ -232,7 +232,7 @@ class PacedSlots:
     def act(
         self,
         places: NDArray[np.intp],
-        recording: NDArray[np.bool_] | bool,
+        collecting: NDArray[np.bool_] | bool,
         observations: Tree,
         kept: Tree | None = None,
     ) -> Any:
@@ -240,7 +240,7 @@ class PacedSlots:
 
         Args:
             places: [B]
-            recording: [B] whose steps are recorded; or whether all are.
+            collecting: [B] whose steps are collected; or whether all are.
             observations: [B, ...] of the policy.
             kept: [B, ...] observations in batches; None: the same.
         """
@@ -253,13 +253,13 @@ class PacedSlots:
         of["acted"][places] = True
         of["generation"][places], of["update"][places] = self.newest
         # A simulator may get actions before samples are wanted.
-        if isinstance(recording, bool):
-            if not recording:
+        if isinstance(collecting, bool):
+            if not collecting:
                 return sent
-        elif np.count_nonzero(recording) < len(recording):
-            places, first, inputs = places[recording], first[recording], inputs[recording]
-            observations, actions = take(observations, recording), take(actions, recording)
-        # A row begins with the first recorded action at its place.
+        elif np.count_nonzero(collecting) < len(collecting):
+            places, first, inputs = places[collecting], first[collecting], inputs[collecting]
+            observations, actions = take(observations, collecting), take(actions, collecting)
+        # A row begins with the first collected action at its place.
         rows = of["row"][places]  # [B]
         new = rows < 0  # [B]
         if np.count_nonzero(new):
@@ -326,14 +326,14 @@ class PacedSlots:
         self,
         seen: Tree,
         kept: Tree,
-        recording: bool,
+        collecting: bool,
     ) -> Any:
         """Let the policy act at all P places -> the environments' actions.
 
         Args:
             seen: [P, ...] observations of the policy.
             kept: [P, ...] observations in rows.
-            recording: steps are recorded.
+            collecting: steps are collected.
         """
         together, of, policy = self._together, self.of, self._policy
         assert together is not None
@@ -342,7 +342,7 @@ class PacedSlots:
         if begin:
             first = first.copy()
             self._begin_episodes(first.nonzero()[0])
-        if not recording:
+        if not collecting:
             self._complete_together(together)
         elif together.rows is None:
             self._begin_together(together, kept)
@@ -381,7 +381,7 @@ class PacedSlots:
         truncated: NDArray[np.bool_],
         lasts: Tree,
     ) -> None:
-        """Record the results of all places' last actions.
+        """Add the results of all places' last actions.
 
         Args:
             rewards: [P]; 0 where an episode ended.
@@ -403,7 +403,7 @@ class PacedSlots:
         together.acted = False
         # A round may have no request for this module.
         if rows is None:
-            self.counts["steps_unrecorded"] += steps
+            self.counts["steps_uncollected"] += steps
         else:
             columns, where = self.rows.columns, together.where
             columns["rewards"][where, t] = rewards
@@ -451,7 +451,7 @@ class PacedSlots:
         self.flush(self._is_old(self.of["row"]))
 
     def pause(self, places: NDArray[np.intp]) -> None:
-        """Complete observed rows of places [B] whose next step is not recorded."""
+        """Complete observed rows of places [B] whose next step is not collected."""
         held = places[self.of["row"][places] >= 0]
         self.rows.finish(self.of["row"][held], self.of["step"][held])
         self.of["row"][held] = -1

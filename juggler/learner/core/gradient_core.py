@@ -53,7 +53,7 @@ from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.near_matches import nearest
-from juggler.runtime.recorder import Recordings
+from juggler.runtime.tracing import TraceCache
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 
@@ -138,7 +138,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
         specs = config.optimizer_specs()
         self.optimizers = Optimizers(self.flat, specs)
         self.schedules = {spec.lr_key: Schedule(spec.config.lr) for spec in reversed(specs)}
-        self._recordings = None if config.compile or _has_others_code(self) else Recordings()
+        self._traces = None if config.compile or _has_others_code(self) else TraceCache()
 
     # -- an algorithm's methods ------------------------------------------------------------------
 
@@ -347,11 +347,11 @@ class GradientCore(LearnerCore[TrainState], ABC):
     @torch.no_grad()
     def apply(self, state: TrainState, grads: Grads, aux: Aux) -> StepOutput[TrainState]:
         inputs = {"state": state, "gradient": grads, "aux": given(aux)}
-        if self._recordings is None or self.mapped or on_host(grads):
+        if self._traces is None or self.mapped or on_host(grads):
             found = self._stepped(inputs)
         else:
             before = {"state": state}
-            found = self._recordings(self._stepped, inputs, self._basis(), before=before)
+            found = self._traces(self._stepped, inputs, self._basis(), before=before)
         return StepOutput(found["state"], {**aux.metrics, **found["metrics"]}, aux.priorities)
 
     def in_parts(self, minibatches: int | None, epochs: int | None) -> Self:
@@ -426,7 +426,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
         }
 
     def _basis(self) -> object:
-        """Return everything except tensors that recorded operations depend on."""
+        """Return everything except tensors that traced operations depend on."""
         config = {key: value for key, value in vars(self.config).items() if key not in _PASSES}
         return config, dict(self.schedules)
 
@@ -438,12 +438,12 @@ class GradientCore(LearnerCore[TrainState], ABC):
             forward = Forward(self.flat, state["parameters"], state["buffers"])
             return gradient_for_vmap(partial(self._loss, columns=columns, state=state), forward)
         inputs = {"state": state, "columns": columns}
-        if self._recordings is None:
+        if self._traces is None:
             found = self._computed(inputs)
         else:
             if not self.module.get_initial_state():
                 inputs["columns"] = with_recurring_shapes(columns)
-            found = self._recordings(self._computed, inputs, self._basis(), self.decided(state))
+            found = self._traces(self._computed, inputs, self._basis(), self.decided(state))
         return found["gradient"], Loss(**found["loss"]), found["buffers"]
 
     def _computed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:

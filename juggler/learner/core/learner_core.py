@@ -47,13 +47,13 @@ class StepOutput(NamedTuple, Generic[S]):
     priorities: Tensor | None = None  # [N], for samples from a replay
 
 
-def given(record: Any) -> dict[str, Any]:
+def given(result: Any) -> dict[str, Any]:
     """Return fields that are not None, as a tree of tensors.
 
     Args:
-        record: an `Aux`, `StepOutput` or `Loss`.
+        result: an `Aux`, `StepOutput` or `Loss`.
     """
-    return {name: each for name, each in record._asdict().items() if each is not None}
+    return {name: each for name, each in result._asdict().items() if each is not None}
 
 
 class Seam(Protocol):

@@ -13,7 +13,7 @@ from typing import Literal
 LogFormat = Literal["text", "json"]
 
 
-def log_record(text: str, level: str, ids: Mapping[str, str]) -> dict[str, object]:
+def log_entry(text: str, level: str, ids: Mapping[str, str]) -> dict[str, object]:
     """Make a log line for a machine, as JSON data.
 
     Args:
@@ -52,7 +52,7 @@ class WorkerLog:
 
     def _write(self, text: str, level: str) -> None:
         if self.log_format == "json":
-            line = json.dumps(log_record(text, level, self._ids))
+            line = json.dumps(log_entry(text, level, self._ids))
         else:
             others = [f"{key} {value}" for key, value in self._ids.items() if key != "worker"]
             where = f" ({', '.join(others)})" if others else ""

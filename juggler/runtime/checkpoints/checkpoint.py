@@ -102,8 +102,8 @@ def decode_tree(content: bytes, empty: Iterable[Keys]) -> Tree:
 
 FORMAT: Final = 2  # format 1, of runs with one module, can also be read
 STATE_FILE: Final = "state.safetensors"
-RECORD_FILE: Final = "checkpoint.json"
-_MOST_RECORD: Final = 1 << 26  # maximum bytes of checkpoint.json
+METADATA_FILE: Final = "checkpoint.json"
+_MOST_METADATA: Final = 1 << 26  # maximum bytes of checkpoint.json
 DIRECTORY: Final = "checkpoints"  # within a run directory
 #: Further directories with one checkpoint each: a candidate to confirm, the checkpoint of an
 #: evaluation, and the best checkpoint.
@@ -260,7 +260,7 @@ def read(path: str | Path) -> Checkpoint:
             raise CheckpointError(path, "is a file; give the directory of the checkpoint or run")
         # A run directory may itself be named like a checkpoint.
         is_run = (path / DIRECTORY).is_dir()
-        if not is_run and (_NAME.fullmatch(path.name) or (path / RECORD_FILE).exists()):
+        if not is_run and (_NAME.fullmatch(path.name) or (path / METADATA_FILE).exists()):
             return _read_one(path)
         directory = path / DIRECTORY if is_run else path
         if not newest_first(directory):
@@ -333,9 +333,9 @@ def _why_none(path: Path) -> str:
     return f": its run ended before its first update, so it has learned nothing: {how}"
 
 
-def digest(record: dict[str, Any]) -> str:
+def digest(metadata: dict[str, Any]) -> str:
     """Return the digest of the other content of checkpoint.json."""
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()
 
 
 def _read_one(path: Path) -> Checkpoint:
@@ -349,11 +349,11 @@ def _read_one(path: Path) -> Checkpoint:
 
 
 def _verified(path: Path) -> Checkpoint:
-    record = read_record(path)
+    metadata = read_metadata(path)
     try:
-        fields = {name: record[name] for name in FIELDS}
-        expected = record["files"][STATE_FILE]
-        empty = [tuple(map(str, keys)) for keys in record["empty_branches"]]
+        fields = {name: metadata[name] for name in FIELDS}
+        expected = metadata["files"][STATE_FILE]
+        empty = [tuple(map(str, keys)) for keys in metadata["empty_branches"]]
         sound = all(isinstance(fields[name], kind) for name, kind in FIELDS.items())
         sound = sound and all(map(_is_module, fields["modules"].values()))
         # The size first: a truncated file is not called corrupt.
@@ -361,45 +361,45 @@ def _verified(path: Path) -> Checkpoint:
         if hashlib.sha256(state).hexdigest() != expected["sha256"]:
             raise CheckpointError(path, f"{STATE_FILE} is corrupt: its SHA-256 differs")
     except (KeyError, TypeError) as error:
-        raise CheckpointError(path, f"{RECORD_FILE} has missing fields: {error}") from error
+        raise CheckpointError(path, f"{METADATA_FILE} has missing fields: {error}") from error
     try:
         tree = decode_tree(state, empty)
     except ValueError as error:
         raise CheckpointError(path, f"{STATE_FILE} is corrupt: {error}") from error
     if not (sound and _is_version(fields["version"]) and isinstance(tree, dict)):
-        raise CheckpointError(path, f"{RECORD_FILE} has fields of wrong types")
+        raise CheckpointError(path, f"{METADATA_FILE} has fields of wrong types")
     fields["version"] = tuple(fields["version"])
     return Checkpoint(**fields, tree=tree, path=path)
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_metadata(path: Path) -> dict[str, Any]:
     """Read and verify checkpoint.json.
 
     Raises:
         CheckpointError: it is damaged or missing.
     """
-    content = _read_file(path, RECORD_FILE)
+    content = _read_file(path, METADATA_FILE)
     try:
-        record = json.loads(content)
-        if not isinstance(record, dict) or "format" not in record:
-            raise CheckpointError(path, f"{RECORD_FILE} is not the file of a checkpoint")
-        if record["format"] not in (1, FORMAT):
+        metadata = json.loads(content)
+        if not isinstance(metadata, dict) or "format" not in metadata:
+            raise CheckpointError(path, f"{METADATA_FILE} is not the file of a checkpoint")
+        if metadata["format"] not in (1, FORMAT):
             raise CheckpointError(
                 path,
-                f"has format {record['format']}, written by Juggler "
-                f"{record.get('juggler_version')}; this Juggler reads formats 1 and {FORMAT}",
+                f"has format {metadata['format']}, written by Juggler "
+                f"{metadata.get('juggler_version')}; this Juggler reads formats 1 and {FORMAT}",
             )
         # The digest is of everything but itself.
-        if record.pop("sha256", None) != digest(record):
-            raise CheckpointError(path, f"{RECORD_FILE} is corrupt: its SHA-256 differs")
-        if record["format"] == 1:
-            of_module = {key: record[key] for key in ("version", "extra") if key in record}
-            record["modules"] = {OLD_MODULE: of_module}
-        if isinstance(config := record.get("config"), dict):
-            record["config"] = without_retired(config, _lost)
+        if metadata.pop("sha256", None) != digest(metadata):
+            raise CheckpointError(path, f"{METADATA_FILE} is corrupt: its SHA-256 differs")
+        if metadata["format"] == 1:
+            of_module = {key: metadata[key] for key in ("version", "extra") if key in metadata}
+            metadata["modules"] = {OLD_MODULE: of_module}
+        if isinstance(config := metadata.get("config"), dict):
+            metadata["config"] = without_retired(config, _lost)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(path, f"{RECORD_FILE} is truncated or corrupt: {error}") from error
-    return record
+        raise CheckpointError(path, f"{METADATA_FILE} is truncated or corrupt: {error}") from error
+    return metadata
 
 
 def had_no_effect(key: str, value: Any) -> bool:
@@ -448,7 +448,7 @@ def _read_file(path: Path, name: str, size: int | None = None) -> bytes:
         if size is not None and found != size:
             how = "truncated" if found < size else "corrupt"
             raise CheckpointError(path, f"{name} is {how}: it has {found} bytes, not {size}")
-        return read_plain(file.resolve(), _MOST_RECORD if size is None else size)
+        return read_plain(file.resolve(), _MOST_METADATA if size is None else size)
     except OSError as error:
         raise CheckpointError(path, f"{name} cannot be read: {error}") from error
 
@@ -482,7 +482,7 @@ def newest_first(directory: Path) -> list[Path]:
 def version_of(path: Path) -> tuple[float, float]:
     """Return the version of a checkpoint's weights; infinite if unreadable."""
     try:
-        version = read_record(path)["version"]
+        version = read_metadata(path)["version"]
         return (version[0], version[1]) if _is_version(version) else (math.inf, math.inf)
     except (CheckpointError, KeyError):
         return (math.inf, math.inf)
@@ -516,7 +516,7 @@ def write(directory: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
     temporary = directory / f".{target.name}.tmp"
     try:
         state, empty = encode_tree(checkpoint.tree)
-        record = _encode_record(checkpoint, state, empty)
+        metadata = _encode_metadata(checkpoint, state, empty)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(target, f"cannot be written: {error}") from error
     try:
@@ -528,7 +528,7 @@ def write(directory: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
         try:
             temporary.mkdir()
             write_synced(temporary / STATE_FILE, state)
-            write_synced(temporary / RECORD_FILE, record)
+            write_synced(temporary / METADATA_FILE, metadata)
             _sync_directory(temporary)
             # Both files are on the disk before the directory gets its name.
             _rename_over(temporary, target)
@@ -578,8 +578,8 @@ def write_synced(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _encode_record(checkpoint: Checkpoint, state: bytes, empty: list[tuple[str, ...]]) -> bytes:
-    record = {
+def _encode_metadata(checkpoint: Checkpoint, state: bytes, empty: list[tuple[str, ...]]) -> bytes:
+    metadata = {
         "format": FORMAT,
         "juggler_version": _VERSION,
         "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -587,8 +587,9 @@ def _encode_record(checkpoint: Checkpoint, state: bytes, empty: list[tuple[str, 
         "empty_branches": empty,
         "files": {STATE_FILE: {"size": len(state), "sha256": hashlib.sha256(state).hexdigest()}},
     }
-    record = json.loads(json.dumps(record))  # as it will be read: string keys, and lists for tuples
-    return json.dumps({**record, "sha256": digest(record)}, indent=2).encode()
+    # As it will be read: string keys, and lists for tuples.
+    metadata = json.loads(json.dumps(metadata))
+    return json.dumps({**metadata, "sha256": digest(metadata)}, indent=2).encode()
 
 
 def _rename_over(temporary: Path, target: Path) -> None:

@@ -34,7 +34,7 @@ from juggler.runtime.modules.numpy_pass import (
     numpy_pass,
 )
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.recorder import Recordings
+from juggler.runtime.tracing import TraceCache
 from juggler.runtime.wire.structures import tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
@@ -181,8 +181,8 @@ class ArrayModule(TensorModule):
     consecutive comparisons differ by more than 1e-4, torch acts from then on. Results equal
     torch's up to rounding.
 
-    Other modules act in torch. Its operations are recorded, if all code is Juggler's, torch's or
-    `may_act_in_numpy`: see `Recordings`.
+    Other modules act in torch. Its operations are traced, if all code is Juggler's, torch's or
+    `may_act_in_numpy`: see `TraceCache`.
 
     Weights may be loaded or changed in place. Other attributes of the module must not change,
     except `check_specs`.
@@ -196,7 +196,7 @@ class ArrayModule(TensorModule):
     def __init__(self, module: RLModule, rows: int = 1, shared: bool = False) -> None:
         self._rows, self._shared = rows, shared
         self._changes = self._differences = 0  # changes of weights, consecutive differences
-        self._recordings = Recordings() if _may_record(module) else None
+        self._traces = TraceCache() if _may_trace(module) else None
         super().__init__(module, rows)
         if self.distribution is not None:
             self._on_arrays = array_distribution(self.distribution)
@@ -264,15 +264,15 @@ class ArrayModule(TensorModule):
         return self._on_arrays.mode(inputs)
 
     def _in_torch(self, use: Use, observations: Any, states: Any, noise: Any) -> ActingStep:
-        """Make a step in torch, recorded if allowed."""
+        """Make a step in torch, traced if allowed."""
         seen, before = tree_map(as_tensor, observations), tree_map(as_tensor, states)  # [N, ...]
-        # Names of inputs tell the recordings of both passes apart.
+        # Names of inputs tell the traces of both passes apart.
         given = {use: {OBSERVATIONS: seen, STATES: before} if before else {OBSERVATIONS: seen}}
         # Comparisons with NumPy are rare, and checks of specs are no operations.
-        if use in self._in_numpy or self.module.check_specs or self._recordings is None:
+        if use in self._in_numpy or self.module.check_specs or self._traces is None:
             outputs = self._forward(given)
         else:
-            outputs = self._recordings(self._forward, given, self._memory)
+            outputs = self._traces(self._forward, given, self._memory)
         found = outputs.get(ACTION_DIST_INPUTS)
         inputs = None if found is None else in_array(found)  # [N, D]
         if use in self._in_numpy or inputs is None or ACTIONS in outputs:
@@ -370,7 +370,7 @@ def _difference(acted: ActingStep, expected: ActingStep) -> str:
     return ""
 
 
-def _may_record(module: nn.Module) -> bool:
+def _may_trace(module: nn.Module) -> bool:
     """Return whether all code is Juggler's, torch's or `may_act_in_numpy`.
 
     Other code may read more than its inputs.
@@ -379,4 +379,4 @@ def _may_record(module: nn.Module) -> bool:
         return True
     home = type(module).__module__
     own = not home.startswith(("juggler.", "torch.nn.modules.")) or is_altered(module)
-    return not own and all(map(_may_record, module.children()))
+    return not own and all(map(_may_trace, module.children()))

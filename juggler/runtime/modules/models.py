@@ -527,7 +527,7 @@ class QNetwork(Remembering):
         legal = torch.ones_like(values)  # [B, n]
         if self._masked:
             legal = batch[OBSERVATIONS][ACTION_MASK].to(values.dtype).view_as(values)
-        # Not `one_hot`, which reads the numbers: then operations could not be recorded.
+        # Not `one_hot`, which reads the numbers: then operations could not be traced.
         best = torch.zeros_like(values).scatter(-1, values.argmax(-1, keepdim=True), 1.0)  # [B, n]
         any_action = legal / legal.sum(-1, keepdim=True).clamp(min=1)  # [B, n]
         # ε is [], or has a number for each row: see `with_own_exploration`.

@@ -289,7 +289,7 @@ class RLModule(torch.nn.Module):
 
     Set `may_act_in_numpy` if acting depends only on inputs, parameters and buffers of the module
     and its parts: no Python state, and no random numbers except its distribution's. Then the
-    operations of its passes may be recorded and repeated. Shipped modules and torch's layers do
+    operations of its passes may be traced and repeated. Shipped modules and torch's layers do
     not need it.
 
     Attributes:

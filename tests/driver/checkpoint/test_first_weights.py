@@ -15,7 +15,7 @@ import juggler
 from juggler.driver.checkpoint.first_weights import FirstCheckpoints
 from juggler.driver.checkpoint.snapshots import core_of, counters_of
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.record.metrics import Metrics
+from juggler.driver.reporting.metrics import Metrics
 from juggler.driver.run_end import Times
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, write
 from juggler.runtime.connectors.mergeable_state import Moments

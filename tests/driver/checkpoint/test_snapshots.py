@@ -25,7 +25,7 @@ from juggler.driver.checkpoint.snapshots import (
 )
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.driver_core import DriverCore
-from juggler.driver.record.metrics import Metrics
+from juggler.driver.reporting.metrics import Metrics
 from juggler.driver.run_end import RunClock
 from juggler.driver.run_parts import RunParts
 from juggler.driver.workers.module_setups import spaces_of_environment

@@ -10,7 +10,7 @@ from support.made_files import append, checkpoint, league_state, line, made
 
 from juggler.driver.league.results import Payoffs
 from juggler.driver.league.roster import Player
-from juggler.driver.record.run_directory import read_metrics
+from juggler.driver.reporting.run_directory import read_metrics
 from juggler.driver.watching.page_server import MOST_POINTS, Curves, league_matrix
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, write
 

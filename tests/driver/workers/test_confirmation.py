@@ -20,7 +20,7 @@ from support.workers_world import (
 )
 
 from juggler.driver.checkpoint.snapshots import SnapshotWritten, metrics_of
-from juggler.driver.record.episode_returns import ReturnGoals
+from juggler.driver.reporting.episode_returns import ReturnGoals
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.checkpoints.checkpoint import read
@@ -372,9 +372,9 @@ def test_what_is_kept_is_the_newest_checkpoint_of_the_run(tmp_path: Path) -> Non
 
 def _rename(path: Path, update: int) -> None:
     """Have a checkpoint be of another update."""
-    from juggler.runtime.checkpoints.checkpoint import RECORD_FILE, digest
+    from juggler.runtime.checkpoints.checkpoint import METADATA_FILE, digest
 
-    record = json.loads((path / RECORD_FILE).read_text())
+    record = json.loads((path / METADATA_FILE).read_text())
     del record["sha256"]
     record["version"][1] = update
-    (path / RECORD_FILE).write_text(json.dumps({**record, "sha256": digest(record)}))
+    (path / METADATA_FILE).write_text(json.dumps({**record, "sha256": digest(record)}))

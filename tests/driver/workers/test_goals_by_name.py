@@ -20,9 +20,9 @@ from juggler.driver.checkpoint.snapshots import metrics_of, must_be_sound
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.monitoring import plain_status
 from juggler.driver.periodic_work import metrics_line
-from juggler.driver.record.episode_returns import ReturnGoals
-from juggler.driver.record.live_progress import LiveProgress
-from juggler.driver.record.prometheus import families
+from juggler.driver.reporting.episode_returns import ReturnGoals
+from juggler.driver.reporting.live_progress import LiveProgress
+from juggler.driver.reporting.prometheus import families
 from juggler.driver.run_status import StatusReader
 from juggler.runtime.checkpoints.checkpoint import read
 from juggler.runtime.wire.v1 import training_pb2

@@ -31,7 +31,7 @@ from juggler.driver.league.roster import (
     RetirePlayer,
 )
 from juggler.driver.monitoring import plain_status
-from juggler.driver.record.prometheus import families
+from juggler.driver.reporting.prometheus import families
 from juggler.driver.workers.league_run import LeagueMatches, LeagueStandings
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.checkpoints import checkpoint as checkpoints

@@ -15,9 +15,9 @@ from juggler.driver.config import RunConfig
 from juggler.driver.core.events import UsedBatch, WorkerKey
 from juggler.driver.core.ledger import OpenBatch
 from juggler.driver.periodic_work import EndlessEpisodes, PeriodicWork, Standstill, waits_for
-from juggler.driver.record.metrics import Metrics
-from juggler.driver.record.progress import PlainProgress
-from juggler.driver.record.wording import age, conclude
+from juggler.driver.reporting.metrics import Metrics
+from juggler.driver.reporting.progress import PlainProgress
+from juggler.driver.reporting.wording import age, conclude
 from juggler.driver.workers import trained_modules as learners
 from juggler.driver.workers import worker_events
 from juggler.driver.workers.trained_modules import StaleRunners

@@ -18,7 +18,7 @@ from juggler.driver.checkpoint.snapshots import counters_of, metrics_of
 from juggler.driver.config import RunConfig
 from juggler.driver.monitoring import plain_status
 from juggler.driver.periodic_work import metrics_line
-from juggler.driver.record.prometheus import families
+from juggler.driver.reporting.prometheus import families
 from juggler.driver.run_end import Times
 from juggler.driver.run_status import StatusReader
 from juggler.driver.workers.command_sender import everything

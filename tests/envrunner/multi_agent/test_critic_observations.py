@@ -156,7 +156,7 @@ def test_a_critic_sees_each_step_and_each_end_as_the_script_has_them(
     )
     collected = Collected(sampler)
     for update in range(30):
-        collected.play(*(["all"] if update % 7 else []), update=update)  # some are not recorded
+        collected.play(*(["all"] if update % 7 else []), update=update)  # some are not collected
     counts = {"steps": 0, "rows that go on": 0, "rows that end": 0, "truncated": 0}
     for batch in collected.batches["all"]:
         assert batch.has_critic
@@ -188,7 +188,7 @@ def test_a_critic_sees_each_step_and_each_end_as_the_script_has_them(
     assert min(counts.values()) > 5, counts
 
 
-def test_a_module_whose_critic_sees_no_more_records_no_more() -> None:
+def test_a_module_whose_critic_sees_no_more_collects_no_more() -> None:
     scripts = [drawn(i, "parallel") for i in range(N)]
     envs = made("parallel", scripts, "state")
     collected = Collected(sampler_of(envs, EVERYONE, steps=3, module=Answering))

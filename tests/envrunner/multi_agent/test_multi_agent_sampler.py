@@ -68,7 +68,7 @@ def numbers(steps: list[tuple[Any, ...]]) -> list[int]:
 
 @pytest.mark.parametrize("played_by", [TWO_MODULES, THREE_MODULES])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_step_of_a_recorded_module_is_in_one_batch_in_order(
+def test_every_step_of_a_collected_module_is_in_one_batch_in_order(
     seed: int, played_by: dict[str, str]
 ) -> None:
     envs = random_world(seed)
@@ -125,8 +125,8 @@ def has_no_gap(batch: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_recorded_step_is_in_a_batch_or_stale_or_in_a_row(seed: int) -> None:
-    """For any recorded rounds, and any number of updates in between."""
+def test_every_collected_step_is_in_a_batch_or_stale_or_in_a_row(seed: int) -> None:
+    """For any collected rounds, and any number of updates in between."""
     rng = np.random.default_rng(seed)
     envs = random_world(seed)
     steps, row_age = int(rng.integers(1, 9)), int(rng.integers(0, 4))
@@ -135,8 +135,8 @@ def test_every_recorded_step_is_in_a_batch_or_stale_or_in_a_row(seed: int) -> No
     update = 0
     for _ in range(30):
         update += int(rng.choice([0, 1, 5]))
-        recorded = [module for module in ("reds", "greens", "blues") if rng.random() < 0.7]
-        for module, result in collected.play(*recorded, update=update).items():
+        wanted = [module for module in ("reds", "greens", "blues") if rng.random() < 0.7]
+        for module, result in collected.play(*wanted, update=update).items():
             slots = slots_of(envs, THREE_MODULES, module)
             assert result.batch is None or result.batch.rows <= len(slots)
             oldest = update - 2 * row_age
@@ -154,13 +154,13 @@ def test_every_recorded_step_is_in_a_batch_or_stale_or_in_a_row(seed: int) -> No
         held = int(columns["lengths"][rows.complete].sum())
         filling = int(paced.of["step"][paced.of["row"] >= 0].sum())
         dropped = collected.stale[module] + paced.counts["steps_stale"]
-        made = paced.counts["steps"] - paced.counts["steps_unrecorded"]
+        made = paced.counts["steps"] - paced.counts["steps_uncollected"]
         assert made == live + held + filling + dropped
         assert live > 0
         assert rows.begun == np.count_nonzero(paced.of["row"] >= 0), "a row has no owner"
 
 
-def test_connectors_of_a_module_learn_from_what_its_recorded_agents_see() -> None:
+def test_connectors_of_a_module_learn_from_what_its_collected_agents_see() -> None:
     envs = random_world(2)
     connectors = {"env_to_module": ["mean_std_filter"]}
     collected = Collected(sampler_of(envs, TWO_MODULES, steps=5, connectors=connectors))
@@ -175,13 +175,13 @@ def test_connectors_of_a_module_learn_from_what_its_recorded_agents_see() -> Non
         shown = sum(len(e.at) for slot in slots for e in envs.log[slot])
         assert shown == counts[module], "it has seen something twice, or not at all"
     collected.play("reds")
-    assert not collected.sampler._modules["blues"]._delta, "it learned where it was not recorded"
+    assert not collected.sampler._modules["blues"]._delta, "it learned where it was not collected"
 
 
 @pytest.mark.parametrize("reward", [np.nan, 1e39])
-@pytest.mark.parametrize("recorded", [("reds",), ("blues",)])
+@pytest.mark.parametrize("wanted", [("reds",), ("blues",)])
 def test_rewards_that_are_not_finite_are_found_wherever_they_are(
-    recorded: tuple[str], reward: float
+    wanted: tuple[str], reward: float
 ) -> None:
     script = at_random(AGENTS, 4)
 
@@ -197,19 +197,19 @@ def test_rewards_that_are_not_finite_are_found_wherever_they_are(
     failed = ""
     while not failed:
         try:
-            result = sampler.sample(recorded, versions).modules[recorded[0]]
+            result = sampler.sample(wanted, versions).modules[wanted[0]]
             if isinstance(result, NonFiniteBatch):
                 failed = str(result)
             else:
                 assert np.isfinite(result.episode_returns).all()
         except EnvironmentFailed as error:
             failed = str(error)
-    if recorded == ("reds",):
+    if wanted == ("reds",):
         assert "rewards of agent 'green' in environment 1 at step " in failed
     else:
         assert f"environment 1 failed in step: the return of its episode is {reward:g}" in failed
     with pytest.raises(RuntimeError, match="call reset first"):
-        sampler.sample(recorded, versions)
+        sampler.sample(wanted, versions)
 
 
 def test_an_action_mask_without_a_legal_action_names_the_agent_and_the_environment() -> None:

@@ -379,12 +379,12 @@ def test_a_module_that_is_not_trained_sends_no_steps_and_never_changes(
     world = make_world_of_frozen_weights()
     world.send_frozen()
     world.begin()
-    played, recorded, ended = {"old": 0, "random": 0}, 0, {"old": 0, "random": 0}
+    played, collected, ended = {"old": 0, "random": 0}, 0, {"old": 0, "random": 0}
     for update in range(1, 40):
         world.learners["learns"].publish(update)
         (receipt,) = world.play(learns=update).values()
         assert receipt.module_id == "learns"
-        recorded += receipt.live_steps
+        collected += receipt.live_steps
         if receipt.live_steps:
             header, batch = world.learners["learns"].batch()
             assert header.module_id == "learns"
@@ -403,7 +403,7 @@ def test_a_module_that_is_not_trained_sends_no_steps_and_never_changes(
             bool(e.end) for slot in (place, place + 3) for e in envs_of_frozen_weights.log[slot]
         )
         assert ended[module_id] == over > 0
-    assert recorded <= len(actions(envs_of_frozen_weights, "red"))
+    assert collected <= len(actions(envs_of_frozen_weights, "red"))
 
 
 def test_weights_that_are_not_those_that_were_meant_are_refused(

@@ -46,8 +46,8 @@ def sampled(sees: str, recurrent: str = "none", steps: int = 4) -> EpisodeBatch:
     played_by = {"left": "all", "right": "all"}
     sampler = sampler_of(envs, played_by, steps=steps, module=Acting, critic_sees=sees)
     for _ in range(3):
-        recorded = sampler.sample({"all"}, {"all": Version(0, 0)}).modules["all"]
-    batch = recorded.batch  # type: ignore[union-attr]
+        collected = sampler.sample({"all"}, {"all": Version(0, 0)}).modules["all"]
+    batch = collected.batch  # type: ignore[union-attr]
     assert batch is not None
     assert batch.truncated.any()
     assert not batch.terminated.any()

@@ -36,7 +36,7 @@ from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.modules.module_specs import build_module
-from juggler.runtime.recorder import Recordings
+from juggler.runtime.tracing import TraceCache
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 from juggler.testing import (
@@ -113,10 +113,10 @@ def make_population(name: str) -> Population:
     return Population(make_inner(name, {}), hyperparameters={"lr": [1e-3, 1e-2]})
 
 
-def make_recording() -> GradientCore:
-    """Repeats recorded calls as soon as a core allows it."""
+def make_traced() -> GradientCore:
+    """Repeats traced calls as soon as a core allows it."""
     core = make_shipped("ppo", {})
-    core._recordings = Recordings(often=2, slow=math.inf)
+    core._traces = TraceCache(often=2, slow=math.inf)
     return core
 
 
@@ -142,7 +142,7 @@ CORES: dict[str, MakeCore] = {
     "impala with a memory": partial(make_shipped, "impala", GRU),
     "pqn with a memory": partial(make_inner, "pqn", {**GRU, **DUELING}),
     "ppo with a memory": partial(make_inner, "ppo", GRU),
-    "ppo of recorded operations": make_recording,
+    "ppo of traced operations": make_traced,
     "impala with rmsprop": partial(make_shipped, "impala", {}, optimizer="rmsprop"),
     "dqn with atoms": partial(make_shipped, "dqn", {"atoms": 11, **DUELING}, priority_exponent=0.6),
     "r2d2 with a memory": partial(make_shipped, "r2d2", {**GRU, **DUELING}),

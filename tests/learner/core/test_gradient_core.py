@@ -31,7 +31,7 @@ from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.recorder import Recordings
+from juggler.runtime.tracing import TraceCache
 
 
 class Tied(nn.Module):
@@ -195,7 +195,7 @@ def test_functions_of_torch_map_over_columns_as_over_a_dict() -> None:
     assert sums.tolist() == [3.0, 12.0]
 
 
-# Where a loss is recorded, columns of any length have the same shapes, and the same gradients.
+# Where a loss is traced, columns of any length have the same shapes, and the same gradients.
 
 
 VARYING_COLUMNS_ROWS, STEPS = 32, 32
@@ -234,24 +234,24 @@ def test_gradients_are_the_same_up_to_rounding(make_batch: MakeBatch, name: str)
     state, sample = core.init(seed=1), sample_of(make_batch, seed=3)
     assert truncated_episodes(sample) % (VARYING_COLUMNS_ROWS * STEPS // 64), "it is rounded up"
     found = []
-    for recordings in (None, Recordings(1, math.inf)):
-        core._recordings = recordings
+    for traces in (None, TraceCache(1, math.inf)):
+        core._traces = traces
         grads, _ = core.grads(state, sample)
         found.append(grads)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["impala", "appo"])
-def test_one_recording_serves_samples_with_many_numbers_of_truncated_episodes(
+def test_one_trace_serves_samples_with_many_numbers_of_truncated_episodes(
     make_batch: MakeBatch, name: str
 ) -> None:
     core = make_core(name)
-    core._recordings = Recordings(1, math.inf)
+    core._traces = TraceCache(1, math.inf)
     state = core.init(seed=1)
     samples = [sample_of(make_batch, seed) for seed in range(20)]
     for sample in samples:
         core.grads(state, sample)
-    assert len(set(map(truncated_episodes, samples))) > 4 * len(core._recordings._calls)
+    assert len(set(map(truncated_episodes, samples))) > 4 * len(core._traces._calls)
 
 
 # Micro-batches: in however many parts a sample is computed, its gradient is the same.

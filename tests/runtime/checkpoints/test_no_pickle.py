@@ -15,7 +15,7 @@ from support.made_files import checkpoint
 
 import juggler
 from juggler.runtime.checkpoints.checkpoint import (
-    RECORD_FILE,
+    METADATA_FILE,
     STATE_FILE,
     CheckpointError,
     read,
@@ -117,7 +117,7 @@ def test_a_pickle_is_no_batch_no_weights_and_no_state(bomb: bytes, header: Any) 
         FrameReader(header).feed(bomb)
 
 
-@pytest.mark.parametrize("name", [STATE_FILE, RECORD_FILE])
+@pytest.mark.parametrize("name", [STATE_FILE, METADATA_FILE])
 def test_a_pickle_is_no_part_of_a_checkpoint(bomb: bytes, name: str, tmp_path: Path) -> None:
     path = write(tmp_path / "checkpoints", checkpoint())
     (path / name).write_bytes(bomb)

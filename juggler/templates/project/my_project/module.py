@@ -20,7 +20,7 @@ class OneTrunk(juggler.RLModule):
         model_config: the table `model` of the configuration.
     """
 
-    # Acting depends on observations and parameters alone, so its operations may be recorded, which
+    # Acting depends on observations and parameters alone, so its operations may be traced, which
     # takes less time for small networks. Remove this line if that changes.
     may_act_in_numpy = True
 

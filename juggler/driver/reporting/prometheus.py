@@ -17,7 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from juggler.driver.record.http_server import HttpServer
+from juggler.driver.reporting.http_server import HttpServer
 from juggler.runtime.actors.endpoints import EndpointError, is_loopback, split_address
 from juggler.runtime.actors.tls import Tls
 

@@ -1,4 +1,4 @@
-"""Users' modules act in torch, recorded if their author allows it."""
+"""Users' modules act in torch, traced if their author allows it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.array_modules import ROWS, InTorch, built, only_numpy, only_recorded, seen, sure
+from support.array_modules import ROWS, InTorch, built, only_numpy, only_traced, seen, sure
 from torch import Tensor, nn
 
 from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.distributions.for_space import CategoricalSpec
 from juggler.runtime.modules.models import ActorCritic, Catalog
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.recorder import Recordings
+from juggler.runtime.tracing import TraceCache
 
 NUMBERS = spaces.Box(-2, 2, (6,), np.float32)
 THREE = spaces.Discrete(3)
 NOISE = np.linspace(-1, 1, 3 * ROWS, dtype=np.float32).reshape(ROWS, 3)
 
 
-def recording(module: Any) -> ArrayModule:
-    """Records the first call of each shape."""
+def traced(module: Any) -> ArrayModule:
+    """Traces the first call of each shape."""
     arrays = ArrayModule(module)
-    assert arrays._recordings is not None
-    arrays._recordings = Recordings(1, math.inf)
+    assert arrays._traces is not None
+    arrays._traces = TraceCache(1, math.inf)
     return arrays
 
 
@@ -101,10 +101,10 @@ class Cells(RLModule):
 
 
 @pytest.mark.parametrize("kind", [Sequential, Cells])
-def test_parts_of_torch_are_recorded_wherever_they_are(kind: Any) -> None:
+def test_parts_of_torch_are_traced_wherever_they_are(kind: Any) -> None:
     module, twin = built(kind, NUMBERS, THREE)
-    arrays, reference = recording(module), InTorch(twin)
-    only_recorded(arrays, seen(NUMBERS, 0), NOISE)
+    arrays, reference = traced(module), InTorch(twin)
+    only_traced(arrays, seen(NUMBERS, 0), NOISE)
     states = arrays.initial_states(ROWS)
     for step in range(3):
         first = np.arange(ROWS) == step
@@ -127,9 +127,9 @@ class Chooser(Calling):
 
 def test_a_module_may_choose_actions_itself_in_one_pass_and_not_in_the_other() -> None:
     module, twin = built(Chooser, NUMBERS, THREE)
-    arrays = recording(module)
+    arrays = traced(module)
     assert not arrays.draws
-    only_recorded(arrays, seen(NUMBERS, 0), None)
+    only_traced(arrays, seen(NUMBERS, 0), None)
     x = seen(NUMBERS, 1)
     with torch.no_grad():
         logits = twin.linear(torch.from_numpy(x))  # type: ignore[operator]
@@ -172,10 +172,10 @@ def _assigned(module: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [_in_place, _assigned])
-def test_recorded_operations_read_new_weights(change: Any) -> None:
+def test_traced_operations_read_new_weights(change: Any) -> None:
     module, twin = built(Sequential, NUMBERS, THREE)
     arrays = ArrayModule(module, shared=change is _assigned)
-    arrays._recordings = Recordings(1, math.inf)
+    arrays._traces = TraceCache(1, math.inf)
     for step in range(12):
         if step in (5, 6):
             for each in (module, twin):
@@ -183,8 +183,8 @@ def test_recorded_operations_read_new_weights(change: Any) -> None:
         got = arrays.explore(seen(NUMBERS, step), {}, NOISE).inputs
         expected = InTorch(twin).step("exploration", seen(NUMBERS, step), None, NOISE)[1]
         np.testing.assert_array_equal(got, expected)
-    assert arrays._recordings._recorded == 1
-    assert not arrays._recordings._is_off
+    assert arrays._traces._traced == 1
+    assert not arrays._traces._is_off
 
 
 class Told(Residual):
@@ -220,10 +220,10 @@ class WithSilent(WithTold):
 
 
 @pytest.mark.parametrize("kind", [Talking, WithTold])
-def test_code_whose_author_says_so_is_recorded(kind: Any) -> None:
+def test_code_whose_author_says_so_is_traced(kind: Any) -> None:
     module, twin = built(kind, NUMBERS, THREE)
-    arrays = recording(module)
-    only_recorded(arrays, seen(NUMBERS, 0), NOISE)
+    arrays = traced(module)
+    only_traced(arrays, seen(NUMBERS, 0), NOISE)
     for use in ("explore", "infer"):
         noise = (NOISE,) if use == "explore" else ()
         got = getattr(arrays, use)(seen(NUMBERS, 1), {}, *noise)

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, Self, TypeAlias
 import numpy as np
 import tomli_w
 
-from juggler.driver.record.wording import how_it_ended, resuming
+from juggler.driver.reporting.wording import how_it_ended, resuming
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY, newest_first, write_synced
 from juggler.runtime.plain_files import open_plain, read_json, try_lock
 
 if TYPE_CHECKING:
-    from juggler.driver.record.wording import Progress
+    from juggler.driver.reporting.wording import Progress
 
 
 CONFIG_FILE = "config.toml"

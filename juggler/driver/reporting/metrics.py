@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from juggler.driver.record.worker_records import WorkerRecords
+from juggler.driver.reporting.worker_histories import WorkerHistories
 from juggler.envrunner.agent_returns import AgentReturns
 from juggler.envrunner.info_numbers import InfoNumber
 from juggler.runtime.actors.requests import Histogram
@@ -71,7 +71,7 @@ class TrainingRate:
         self._now = time
 
     def note(self, time: float, steps: int) -> None:
-        """Record the steps so far; called about every second."""
+        """Mark the steps so far; called about every second."""
         self._now = time
         if steps != self._changes[-1][1]:
             self._changes.append((time, steps))
@@ -194,7 +194,7 @@ class Metrics(Episodes):
     modules: dict[tuple[str, str], dict[str, dict[str, float]]] = field(default_factory=dict)
     # The replay's counters, by learner and module.
     replays: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
-    workers: WorkerRecords = field(default_factory=WorkerRecords)
+    workers: WorkerHistories = field(default_factory=WorkerHistories)
     by_module: dict[str, ModuleMetrics] = field(default_factory=dict)
     by_agent: dict[str, AgentMetrics] = field(default_factory=dict)
     staleness: Histogram = field(default_factory=lambda: Histogram(_STALENESS))

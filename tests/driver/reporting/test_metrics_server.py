@@ -19,8 +19,8 @@ from support.network import free_address
 
 from juggler.cli.arguments import MonitoringArguments
 from juggler.driver.monitoring import plain_status
-from juggler.driver.record import http_server
-from juggler.driver.record.prometheus import serve_metrics
+from juggler.driver.reporting import http_server
+from juggler.driver.reporting.prometheus import serve_metrics
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.endpoints import split_address
 from juggler.runtime.actors.tls import Tls, read_tls

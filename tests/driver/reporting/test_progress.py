@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from juggler.driver.record.live_progress import LiveProgress, Sparkline
-from juggler.driver.record.progress import (
+from juggler.driver.reporting.live_progress import LiveProgress, Sparkline
+from juggler.driver.reporting.progress import (
     EVENTS_FILE,
     Journal,
     JsonProgress,

@@ -1,12 +1,12 @@
-"""Recordings repeat a function's torch operations without the Python around them.
+"""Traces repeat a function's torch operations without the Python around them.
 
 A small update takes some hundred operations of a few microseconds. Calling modules, building the
 graph of gradients and walking through it takes about the same time again. The operations are the
-same as long as shapes are the same. So they are recorded once, including gradients. A CPU repeats
+same as long as shapes are the same. So they are traced once, including gradients. A CPU repeats
 them one by one in TorchScript's interpreter, with bit-identical results. A GPU launches them all
 at once as a CUDA graph.
 
-This file uses private names of torch. If one is missing, functions are called without recording.
+This file uses private names of torch. If one is missing, functions are called without tracing.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Repeat = Callable[[list[Tensor]], TensorTree]
 
 _log = logging.getLogger(__name__)
 
-#: Number of calls with the same shapes before one is recorded.
+#: Number of calls with the same shapes before one is traced.
 OFTEN: Final = 20
-#: Number of timed calls before a recording, and of compared calls after it. The host waits for a
+#: Number of timed calls before a trace, and of compared calls after it. The host waits for a
 #: GPU in both.
 _TIMED, _CHECKS = 3, 3
-#: Maximum number of shapes that are counted, and that are recorded.
-_MOST_COUNTED, _MOST_RECORDED = 256, 16
+#: Maximum number of shapes that are counted, and that are traced.
+_MOST_COUNTED, _MOST_TRACES = 256, 16
 #: Seconds of a call above which Python takes only a small part. On the CPU this is processor time
 #: of the calling thread, which other work of the machine does not lengthen.
 SLOW: Final = 0.1
@@ -61,28 +61,28 @@ _PRIVATE: Final = (
 )
 
 
-def can_record() -> bool:
-    """Return whether torch has the private names that recordings need."""
+def can_trace() -> bool:
+    """Return whether torch has the private names that traces need."""
     try:
         return _Mode is not object and all(attrgetter(name)(torch) for name in _PRIVATE)
     except AttributeError:
         return False
 
 
-class Recordings:
-    """Calls a function of tensors, or repeats a recorded call.
+class TraceCache:
+    """Calls a function of tensors, or repeats a traced call.
 
     The function must depend only on its inputs: other values that it reads must stay the same as
-    long as `basis` does. It must not change its inputs or draw random numbers. Nothing is recorded
+    long as `basis` does. It must not change its inputs or draw random numbers. Nothing is traced
     if the host reads a number from a tensor, if shapes depend on a number, if TorchScript does not
     know an operation, or if operations take a GPU longer than the host needs to launch them.
 
-    The first calls after a recording are made both ways. If their results differ in a single
-    number, or on a GPU by more than rounding, recording stops, with a message in the log.
+    The first calls after a trace are made both ways. If their results differ in a single
+    number, or on a GPU by more than rounding, tracing stops, with a message in the log.
 
     Args:
-        often: calls with the same shapes before one is recorded.
-        slow: seconds above which a call is not recorded, as in `SLOW`; inf: no limit.
+        often: calls with the same shapes before one is traced.
+        slow: seconds above which a call is not traced, as in `SLOW`; inf: no limit.
         graphs: captures calls, by kind of device; None: CUDA graphs.
     """
 
@@ -96,7 +96,7 @@ class Recordings:
         self._graphs = {"cuda": DeviceGraphs()} if graphs is None else graphs
         self._basis: object = None
         self._calls: dict[object, _Call] = {}  # by names, shapes and kinds of inputs
-        self._recorded, self._is_off = 0, not can_record()
+        self._traced, self._is_off = 0, not can_trace()
 
     def __call__(
         self,
@@ -111,16 +111,16 @@ class Recordings:
         Args:
             function: takes and returns trees of tensors.
             inputs: its argument. Its names identify functions.
-            basis: other values on which its operations depend. A new one drops all recordings.
+            basis: other values on which its operations depend. A new one drops all traces.
             decided: the function's decision from the only number that the host reads in it; None:
-                it reads no number. Calls with different decisions are recorded separately.
+                it reads no number. Calls with different decisions are traced separately.
             before: for a function that makes a step: the values before it, by the names in its
                 result. Empty: the function sums many numbers, in any order on a GPU.
         """
         if self._is_off:
             return function(inputs)
         if self._basis != basis:
-            self._calls, self._basis, self._recorded = {}, basis, 0
+            self._calls, self._basis, self._traced = {}, basis, 0
         # Strides count too, since an operation may choose its kernel by them.
         described: list[object] = [decided]
         leaves: list[Tensor] = []
@@ -133,7 +133,7 @@ class Recordings:
             call = self._calls[key] = _Call()
         if call.repeat is None:
             return self._counted(call, function, inputs, leaves, decided is not None, before)
-        # A recording is trusted after some calls made both ways.
+        # A trace is trusted after some calls made both ways.
         if not call.checks_left:
             try:
                 return call.repeat(leaves)
@@ -153,19 +153,19 @@ class Recordings:
         may_read: bool,
         before: TensorTree | None,
     ) -> TensorTree:
-        """Call the function, and record it if that pays."""
+        """Call the function, and trace it if that pays."""
         call.count += 1
         device = leaves[0].device
         graphs = self._graphs.get(device.type)
         if device.type != "cpu" and graphs is None:
             return function(inputs)
-        # The last calls before a recording show whether it would pay.
+        # The last calls before a trace show whether it would pay.
         if self._often - _TIMED <= call.count < self._often:
             if graphs:
                 wait = partial(graphs.wait, device)
                 return call.timed(function, inputs, time.perf_counter, wait)
             return call.timed(function, inputs, time.thread_time, lambda: None)
-        pays = self._recorded < _MOST_RECORDED and call.pays(self._slow)
+        pays = self._traced < _MOST_TRACES and call.pays(self._slow)
         if call.count != self._often or not pays:
             return function(inputs)
         # A failure must not end training: the code itself still works.
@@ -173,30 +173,30 @@ class Recordings:
             if graphs:
                 outputs, call.repeat = graphs.captured(function, inputs, leaves)
             else:
-                outputs, call.repeat = _recorded(function, inputs, leaves, may_read)
+                outputs, call.repeat = _traced(function, inputs, leaves, may_read)
         except Exception as error:
             outputs = function(inputs)  # raises its own errors again
-            self._stop(f"torch cannot record operations here ({type(error).__name__}: {error})")
+            self._stop(f"torch cannot trace operations here ({type(error).__name__}: {error})")
             return outputs
         if call.repeat:
-            self._recorded += 1
+            self._traced += 1
             self._compare(call, outputs, leaves, before)
         return outputs
 
     def _compare(
         self, call: _Call, outputs: TensorTree, leaves: list[Tensor], before: TensorTree | None
     ) -> None:
-        """Stop recording if the recorded operations give other outputs."""
+        """Stop tracing if the traced operations give other outputs."""
         assert call.repeat is not None
         on_graph = leaves[0].device.type in self._graphs
         try:
             if _is_same(outputs, call.repeat(leaves), before, on_graph):
                 return
         except RuntimeError as error:  # such as a GPU without memory for both
-            _log.info("recorded operations could not be compared: %s", error)
+            _log.info("traced operations could not be compared: %s", error)
             call.repeat = None
             return
-        self._stop("recorded operations gave other results than their code")
+        self._stop("traced operations gave other results than their code")
 
     def _stop(self, why: str) -> None:
         self._is_off, self._calls = True, {}
@@ -207,7 +207,7 @@ class _Call:
     """Calls with the same shapes.
 
     Attributes:
-        repeat: repeats their operations for other inputs; None: not recorded.
+        repeat: repeats their operations for other inputs; None: not traced.
         count: number of calls.
         checks_left: calls left to make both ways.
     """
@@ -331,13 +331,13 @@ _IN_PLACE: dict[Any, Any] = {
 _PRODUCTS = (_aten.addmm.default, _aten.mm.default)
 
 
-def _recorded(
+def _traced(
     function: Function, inputs: TensorTree, leaves: list[Tensor], may_read: bool
 ) -> tuple[TensorTree, Repeat | None]:
-    """Call a function, and record operations that repeat it.
+    """Call a function, and trace its operations.
 
     The function's argument is a tree with the tensors `leaves`. Returns the result and the
-    recording; None: the operations are invalid for other inputs, or TorchScript does not know one.
+    trace; None: the operations are invalid for other inputs, or TorchScript does not know one.
     """
     if len(set(map(id, leaves))) < len(leaves):  # an operation may read either
         return function(inputs), None
@@ -354,7 +354,7 @@ def _recorded(
         # Only in this thread: the caller's own graphs are optimized as before.
         before = torch._C._get_graph_executor_optimize(False)
         try:
-            # As in the recording, torch tracks neither gradients nor views.
+            # As in the trace, torch tracks neither gradients nor views.
             with torch._C._AutoDispatchBelowADInplaceOrView():
                 return _filled(template, operations(*leaves, *constants))
         finally:
@@ -402,7 +402,7 @@ class _Script:
         kind = torch._C.TupleType([each.type() for each in values])
         self._graph.registerOutput(self._made("prim::TupleConstruct", values, kind))
         self._kept = []
-        return torch._C._create_function_from_graph("recorded_operations", self._graph)
+        return torch._C._create_function_from_graph("traced_operations", self._graph)
 
     def _one(self, x: Any) -> Any:
         return self._same.get(id(x), x)

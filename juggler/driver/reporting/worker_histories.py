@@ -1,4 +1,4 @@
-"""Records of workers: all attached ones, and the newest that left."""
+"""Histories of workers: all attached ones, and the newest that left."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from juggler.runtime.wire.v1 import training_pb2
 
 _RATE_SECONDS = 10.0
 _LONG_TEXT = 300  # characters of an error
-#: Maximum number of records of workers that left.
+#: Maximum number of histories of workers that left.
 MOST_GONE = 256
 
 
 @dataclass(slots=True, eq=False)
-class WorkerRecord:
-    """Record of all processes that had one worker id."""
+class WorkerHistory:
+    """History of all processes that had one worker id."""
 
     worker_id: str
     worker: Worker | None = None  # newest process
@@ -67,8 +67,8 @@ class WorkerRecord:
         return _sum(self.counts_before, self.counts)
 
 
-class WorkerRecords:
-    """Records states, steps and times of all workers.
+class WorkerHistories:
+    """Keeps states, steps and times of all workers.
 
     Attributes:
         last_restart: the worker that was, or is about to be, replaced last, and why it ended, for
@@ -76,76 +76,76 @@ class WorkerRecords:
     """
 
     def __init__(self) -> None:
-        self.by_id: dict[str, WorkerRecord] = {}
+        self.by_id: dict[str, WorkerHistory] = {}
         self.last_restart = ""
-        # Records in `by_id` of workers that left, oldest first
-        self._gone: dict[str, WorkerRecord] = {}
-        self._forgotten: dict[str, WorkerRecord] = {}  # totals of deleted records, by role
+        # Histories in `by_id` of workers that left, oldest first
+        self._gone: dict[str, WorkerHistory] = {}
+        self._forgotten: dict[str, WorkerHistory] = {}  # totals of deleted histories, by role
         self._forgotten_restarts = 0
         # (time, steps by worker id) over the last seconds
         self._marks: deque[tuple[float, dict[str, int]]] = deque()
 
     def joined(self, worker: Worker) -> None:
-        record = self._of(worker.worker_id)
+        history = self._of(worker.worker_id)
         self._gone.pop(worker.worker_id, None)
-        if record.worker is not None:
-            record.restarts += 1
+        if history.worker is not None:
+            history.restarts += 1
             if not worker.local:  # otherwise its exit was counted
-                self._restarts(record)
-        record.seconds_before, record.seconds = record.total_seconds(), {}
-        record.counts_before, record.counts = record.total_counts(), {}
-        record.worker, record.reported_failure = worker, False
-        record.set_state("starting")
+                self._restarts(history)
+        history.seconds_before, history.seconds = history.total_seconds(), {}
+        history.counts_before, history.counts = history.total_counts(), {}
+        history.worker, history.reported_failure = worker, False
+        history.set_state("starting")
 
     def ready(self, worker: Worker) -> None:
         self._of(worker.worker_id).set_state("ready")
 
     def left(self, event: WorkerLeft) -> None:
-        record = self._of(event.worker.worker_id)
-        if record.worker is not event.worker:
+        history = self._of(event.worker.worker_id)
+        if history.worker is not event.worker:
             return  # its successor has already attached
-        ended = record.ended_pid == event.worker.pid  # its exit may be reported first
+        ended = history.ended_pid == event.worker.pid  # its exit may be reported first
         if event.failure is not None:
-            record.reported_failure = True
-            record.set_error(event.failure.message)
-            if record.state == "restarting":
-                self._restarts(record)
+            history.reported_failure = True
+            history.set_error(event.failure.message)
+            if history.state == "restarting":
+                self._restarts(history)
         elif not event.farewell and not ended:
-            record.set_error(event.reason)
+            history.set_error(event.reason)
         if not ended:
-            record.set_state("left")
-            self._gone[record.worker_id] = record
+            history.set_state("left")
+            self._gone[history.worker_id] = history
             self._forget()
 
     def exited(self, event: Exited, failed: bool = True) -> None:
-        """Record the end of a local process, a failure unless requested."""
-        record = self._of(event.worker_id)
+        """Book the end of a local process, a failure unless requested."""
+        history = self._of(event.worker_id)
         self._gone.pop(event.worker_id, None)
-        record.ended_pid = event.pid
-        if failed and not record.reported_failure:
-            record.set_error(event.how)
-        record.set_state("down" if event.restart_in is None else "restarting")
+        history.ended_pid = event.pid
+        if failed and not history.reported_failure:
+            history.set_error(event.how)
+        history.set_state("down" if event.restart_in is None else "restarting")
         if event.restart_in is not None:  # from now on the supervisor counts it
-            self._restarts(record)
+            self._restarts(history)
 
     def worked(self, worker_id: str, steps: int, version: Version) -> None:
-        """Record steps that a worker sampled or trained, and its weights."""
-        record = self.by_id[worker_id]
-        record.steps += steps
-        record.version = version
+        """Add steps that a worker sampled or trained, and note its weights."""
+        history = self.by_id[worker_id]
+        history.steps += steps
+        history.version = version
 
     def spent(self, worker_id: str, seconds: Mapping[str, float]) -> None:
-        """Record a process's seconds since it began."""
+        """Set a process's seconds since it began."""
         if seconds:
             self._of(worker_id).seconds = dict(seconds)
 
     def counted(self, worker_id: str, counts: Mapping[str, float]) -> None:
-        """Record a process's counts since it began."""
+        """Set a process's counts since it began."""
         if counts:
             self._of(worker_id).counts = dict(counts)
 
     def has_simulators(self, worker_id: str, simulators: training_pb2.Simulators) -> None:
-        """Record the simulators connected to a gateway now."""
+        """Set the simulators connected to a gateway now."""
         self._of(worker_id).simulators = simulators
 
     def counts(self) -> dict[str, float]:
@@ -155,12 +155,12 @@ class WorkerRecords:
     def seconds(self) -> dict[str, dict[str, float]]:
         """Return seconds of all processes by role and activity."""
         sums: dict[str, dict[str, float]] = {}
-        for record in self._all():
-            sums[record.role] = _sum(sums.get(record.role, {}), record.total_seconds())
+        for history in self._all():
+            sums[history.role] = _sum(sums.get(history.role, {}), history.total_seconds())
         return {role: spent for role, spent in sums.items() if spent}
 
     def mark(self) -> None:
-        """Record the steps so far, about every second."""
+        """Mark the steps so far, about every second."""
         now = time.monotonic()
         self._marks.append((now, {name: each.steps for name, each in self.by_id.items()}))
         while self._marks[0][0] < now - _RATE_SECONDS:
@@ -180,30 +180,30 @@ class WorkerRecords:
         """Number of restarts of workers without a supervisor; it never goes down."""
         return self._forgotten_restarts + sum(each.remote_restarts for each in self.by_id.values())
 
-    def _restarts(self, record: WorkerRecord) -> None:
-        self.last_restart = f"{record.worker_id}: {record.last_error or 'it left normally'}"
+    def _restarts(self, history: WorkerHistory) -> None:
+        self.last_restart = f"{history.worker_id}: {history.last_error or 'it left normally'}"
 
-    def _all(self) -> Iterator[WorkerRecord]:
+    def _all(self) -> Iterator[WorkerHistory]:
         yield from self.by_id.values()
         yield from self._forgotten.values()
 
     def _forget(self) -> None:
-        """Delete a record if too many workers have left."""
+        """Delete a history if too many workers have left."""
         if len(self._gone) <= MOST_GONE:
             return
-        useless = (record for record in self._gone.values() if not record.steps)
-        record = next(useless, None) or next(iter(self._gone.values()))
-        del self._gone[record.worker_id], self.by_id[record.worker_id]
-        total = self._forgotten.setdefault(record.role, WorkerRecord(record.worker_id))
-        total.seconds_before = _sum(total.seconds_before, record.total_seconds())
-        total.counts_before = _sum(total.counts_before, record.total_counts())
-        self._forgotten_restarts += record.remote_restarts
+        useless = (history for history in self._gone.values() if not history.steps)
+        history = next(useless, None) or next(iter(self._gone.values()))
+        del self._gone[history.worker_id], self.by_id[history.worker_id]
+        total = self._forgotten.setdefault(history.role, WorkerHistory(history.worker_id))
+        total.seconds_before = _sum(total.seconds_before, history.total_seconds())
+        total.counts_before = _sum(total.counts_before, history.total_counts())
+        self._forgotten_restarts += history.remote_restarts
 
-    def _of(self, worker_id: str) -> WorkerRecord:
-        record = self.by_id.get(worker_id)
-        if record is None:
-            record = self.by_id[worker_id] = WorkerRecord(worker_id)
-        return record
+    def _of(self, worker_id: str) -> WorkerHistory:
+        history = self.by_id.get(worker_id)
+        if history is None:
+            history = self.by_id[worker_id] = WorkerHistory(worker_id)
+        return history
 
 
 def _sum(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:

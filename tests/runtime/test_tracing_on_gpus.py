@@ -17,7 +17,7 @@ from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core import gradient_core
 from juggler.learner.learner import Learner
 from juggler.learner.optim import optimizers
-from juggler.runtime.recorder import DeviceGraphs, Recordings, _captured_constants, _read, _Watch
+from juggler.runtime.tracing import DeviceGraphs, TraceCache, _captured_constants, _read, _Watch
 from juggler.runtime.wire.structures import tree_map
 
 
@@ -90,9 +90,9 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda:0" if GPU else "cpu"
 
 
-def graphs(often: int = 2) -> tuple[Recordings, FakeDevice]:
+def graphs(often: int = 2) -> tuple[TraceCache, FakeDevice]:
     fake = FakeDevice()
-    return Recordings(often, math.inf, {"cpu": DeviceGraphs(fake)} if not GPU else None), fake
+    return TraceCache(often, math.inf, {"cpu": DeviceGraphs(fake)} if not GPU else None), fake
 
 
 @pytest.fixture
@@ -124,21 +124,21 @@ def test_every_algorithm_learns_the_same_with_graphs(
     learners = []
     for with_graphs in (False, True):
         core = make_core(name, micro_batches=micro_batches)
-        core._recordings = graphs()[0] if with_graphs else None
+        core._traces = graphs()[0] if with_graphs else None
         learners.append(Learner(core, seed=1, device=device))
     plain, repeated = learners
     for sample in samples_of(make_batch, 8):
         there = tree_map(lambda x: x.to(device), sample)
         near(plain.step(there), repeated.step(there))
     near(plain.state, repeated.state)
-    recordings = repeated.core._recordings
-    assert not recordings._is_off
+    traces = repeated.core._traces
+    assert not traces._is_off
     # The optimizer's step has the same shapes in each update, even if a loss does not.
-    assert recordings._recorded > (0 if needs_memory(name) else 1)
+    assert traces._traced > (0 if needs_memory(name) else 1)
 
 
 class Watched:
-    """Watches functions before they are captured, instead of recordings.
+    """Watches functions before they are captured, instead of traces.
 
     Attributes:
         fit: whether each of the functions could be captured.
@@ -182,7 +182,7 @@ def test_losses_and_optimizer_steps_can_be_captured(
 ) -> None:
     core = make_core(name, **config)
     watched: Any = Watched()
-    core._recordings = watched
+    core._traces = watched
     learner = Learner(core, seed=1, device=device)
     for sample in samples_of(make_batch, 2):
         learner.step(sample)
@@ -192,24 +192,23 @@ def test_losses_and_optimizer_steps_can_be_captured(
 
 
 def test_what_a_call_returns_stays_as_it_was_when_the_graph_runs_again() -> None:
-    recordings, _ = graphs(often=1)
+    traces, _ = graphs(often=1)
 
     def function(inputs: Any) -> Any:
         return {"sum": inputs["x"].sum(), "number": inputs["x"].max(), "twice": inputs["x"] * 2}
 
     found = [
-        recordings(function, {"x": torch.full((2,), float(i), device=DEVICE)}, None)
-        for i in range(8)
+        traces(function, {"x": torch.full((2,), float(i), device=DEVICE)}, None) for i in range(8)
     ]
     for i, each in enumerate(found):
         assert each["sum"].item() == 2 * i
         assert each["number"].item() == i
         assert each["twice"].tolist() == [2 * i, 2 * i]
-    assert recordings._recorded == 1
+    assert traces._traced == 1
 
 
 def test_inputs_that_a_function_only_passes_on_are_up_to_date() -> None:
-    recordings, _ = graphs(often=1)
+    traces, _ = graphs(often=1)
 
     def function(inputs: Any) -> Any:
         return {"kept": inputs["kept"], "y": inputs["x"] + 1}
@@ -217,20 +216,20 @@ def test_inputs_that_a_function_only_passes_on_are_up_to_date() -> None:
     for i in range(8):
         kept = torch.full((3,), i, device=DEVICE)  # [3]
         inputs = {"kept": kept, "x": kept.float(), "unread": torch.ones(2, device=DEVICE)}
-        found = recordings(function, inputs, None)
+        found = traces(function, inputs, None)
         assert found["kept"].tolist() == [i, i, i]
         assert found["y"].tolist() == [i + 1.0] * 3
-    assert recordings._recorded == 1
+    assert traces._traced == 1
 
 
 def test_what_a_graph_reads_beside_its_inputs_stays_in_memory() -> None:
-    recordings, _ = graphs(often=1)
+    traces, _ = graphs(often=1)
     table = torch.full((2,), 3.0, device=DEVICE)  # [2]
     for i in range(6):
         x = torch.full((2,), float(i), device=DEVICE)  # [2]
-        found = recordings(lambda inputs: {"y": inputs["x"] * table + 1}, {"x": x}, None)
+        found = traces(lambda inputs: {"y": inputs["x"] * table + 1}, {"x": x}, None)
         assert found["y"].tolist() == [3 * i + 1.0] * 2
-    (call,) = recordings._calls.values()
+    (call,) = traces._calls.values()
     assert [x is table for x in call.repeat.__self__.constants] == [True]
 
 
@@ -239,7 +238,7 @@ def test_a_wrong_step_is_found_out_however_small_it_is(
     step: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ones that are changed by a millionth still look near."""
-    recordings, _ = graphs(often=1)
+    traces, _ = graphs(often=1)
     factor = 1.0
 
     def function(inputs: Any) -> Any:
@@ -247,10 +246,10 @@ def test_a_wrong_step_is_found_out_however_small_it_is(
 
     for _ in range(3):
         x = torch.ones(2, device=DEVICE)  # [2]
-        recordings(function, {"x": x}, None, before={"state": {"parameters": x}})
+        traces(function, {"x": x}, None, before={"state": {"parameters": x}})
         assert not caplog.text
     factor = 0.0
-    recordings(function, {"x": x}, None, before={"state": {"parameters": x}})
+    traces(function, {"x": x}, None, before={"state": {"parameters": x}})
     assert caplog.text.count("gave other results") == 1
 
 
@@ -282,12 +281,12 @@ def test_after_a_capture_that_failed_all_is_computed_and_nothing_captured(
 ) -> None:
     fake = kind()
     for _ in range(2):  # two learners of a process
-        recordings = Recordings(1, math.inf, {"cpu": DeviceGraphs(fake)})
+        traces = TraceCache(1, math.inf, {"cpu": DeviceGraphs(fake)})
         for i in range(8):
             x = torch.full((2 + i % 2,), i)  # [2], or [3]
-            found = recordings(lambda inputs: {"y": inputs["x"] + 1}, {"x": x}, None)
+            found = traces(lambda inputs: {"y": inputs["x"] + 1}, {"x": x}, None)
             assert found["y"].tolist() == [i + 1] * len(x)
-        assert recordings._recorded == 0
+        assert traces._traced == 0
     assert len(fake.graphs) == 1
     (record,) = caplog.records
     assert "could not be captured as a graph" in record.message

@@ -11,15 +11,15 @@ import pytest
 from support.workers_world import play_a_round, synchronous
 
 from juggler.driver.periodic_work import metrics_line
-from juggler.driver.record import run_directory as line_file
-from juggler.driver.record.episode_returns import (
+from juggler.driver.reporting import run_directory as line_file
+from juggler.driver.reporting.episode_returns import (
     EPISODE,
     ReturnGoals,
     ReturnStatistics,
     WithReturns,
 )
-from juggler.driver.record.metrics import Candidates, Metrics, TrainingRate
-from juggler.driver.record.run_directory import LineFile, RunDirectoryError, metrics_table
+from juggler.driver.reporting.metrics import Candidates, Metrics, TrainingRate
+from juggler.driver.reporting.run_directory import LineFile, RunDirectoryError, metrics_table
 from juggler.envrunner.info_numbers import InfoNumber, keep_newest
 from juggler.runtime.wire.v1 import training_pb2
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from juggler.driver.record.wording import (
+from juggler.driver.reporting.wording import (
     Level,
     Progress,
     clock,
@@ -25,7 +25,7 @@ from juggler.driver.record.wording import (
     quantity,
     time_left,
 )
-from juggler.runtime.actors.logs import log_record
+from juggler.runtime.actors.logs import log_entry
 
 #: Seconds between two plain lines.
 _PLAIN_SECONDS = 2.0
@@ -42,7 +42,7 @@ def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Prog
     if kind == "json":
         return JsonProgress()
     if kind == "live" or (kind == "auto" and is_capable(sys.stdout)):
-        from juggler.driver.record.live_progress import LiveProgress  # imports rich
+        from juggler.driver.reporting.live_progress import LiveProgress  # imports rich
 
         return LiveProgress()
     if kind == "auto" and _in_notebook():
@@ -117,7 +117,7 @@ class JsonProgress(PlainProgress):
     ids: Mapping[str, str] = {"worker": "driver"}
 
     def message(self, text: str, level: Level = "info") -> None:
-        self._write(json.dumps(log_record(plain(text), level, self.ids)))
+        self._write(json.dumps(log_entry(plain(text), level, self.ids)))
 
 
 class NotebookProgress(PlainProgress):
@@ -201,7 +201,7 @@ class Journal(Progress):
         self._shown.message(text, level)
         try:
             with self._path.open("a") as file:
-                file.write(json.dumps(log_record(plain(text), level, self._ids)) + "\n")
+                file.write(json.dumps(log_entry(plain(text), level, self._ids)) + "\n")
             self._broken = False
         except OSError as error:
             if not self._broken:

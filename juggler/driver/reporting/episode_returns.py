@@ -12,8 +12,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.driver.record.metrics import RETURN_WINDOW, Metrics
-from juggler.driver.record.wording import EPISODE, spread
+from juggler.driver.reporting.metrics import RETURN_WINDOW, Metrics
+from juggler.driver.reporting.wording import EPISODE, spread
 from juggler.envrunner.agent_returns import AgentReturns
 
 

@@ -1,4 +1,4 @@
-"""Recorded operations give their function's results, bitwise, or are not used."""
+"""Traced operations give their function's results, bitwise, or are not used."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.learner import Learner
-from juggler.runtime import recorder
+from juggler.runtime import tracing
 from juggler.runtime.modules import columns as c
-from juggler.runtime.recorder import SLOW, Recordings
+from juggler.runtime.tracing import SLOW, TraceCache
 from juggler.runtime.wire.structures import tree_map
 
 
 def learner_of(core: GradientCore, often: int | None) -> Learner:
-    """A learner that records what comes so often, or nothing."""
-    core._recordings = None if often is None else Recordings(often, math.inf)
+    """A learner that traces what comes so often, or nothing."""
+    core._traces = None if often is None else TraceCache(often, math.inf)
     return Learner(core, seed=1)
 
 
@@ -44,16 +44,16 @@ def assert_equal(one: Any, other: Any) -> None:
 def test_every_algorithm_learns_the_same_bit_for_bit(
     make_batch: MakeBatch, name: str, micro_batches: int
 ) -> None:
-    plain, recorded = (
+    plain, traced = (
         learner_of(make_core(name, micro_batches=micro_batches), often) for often in (None, 2)
     )
     for sample in samples_of(make_batch, 8):
-        assert_equal(plain.step(sample), recorded.step(sample))
-    assert_equal(plain.state, recorded.state)
-    recordings = recorded.core._recordings
-    assert not recordings._is_off
+        assert_equal(plain.step(sample), traced.step(sample))
+    assert_equal(plain.state, traced.state)
+    traces = traced.core._traces
+    assert not traces._is_off
     # A module with a state is unrolled for as many steps as the longest segment has.
-    assert bool(recordings._recorded) != needs_memory(name)
+    assert bool(traces._traced) != needs_memory(name)
 
 
 @pytest.mark.parametrize("name", ["impala", "appo"])
@@ -66,11 +66,11 @@ def test_segments_that_only_modules_with_a_state_read_make_no_other_shapes(
     assert len(fewer[c.SEGMENT_ROWS]) < len(sample[c.SEGMENT_ROWS])
     for each in (sample, fewer):
         learner.step(each)
-    assert len(learner.core._recordings._calls) == 1
+    assert len(learner.core._traces._calls) == 1
 
 
 def test_other_shapes_kinds_and_names_are_other_calls() -> None:
-    recordings, calls = Recordings(1, math.inf), []
+    traces, calls = TraceCache(1, math.inf), []
 
     def function(inputs: Any) -> Any:
         calls.append(None)
@@ -78,9 +78,9 @@ def test_other_shapes_kinds_and_names_are_other_calls() -> None:
 
     x = torch.arange(6.0).view(2, 3)  # [2, 3]
     for inputs in ({"a": x}, {"b": x}, {"a": x.t()}, {"a": x.double()}, {"a": x, "b": x + 1}):
-        for _ in range(6):  # a call that is recorded, three that are compared, and two
+        for _ in range(6):  # a call that is traced, three that are compared, and two
             assert_equal(
-                recordings(function, inputs, None),
+                traces(function, inputs, None),
                 {name: each.sum(0) * len(each) for name, each in inputs.items()},
             )
     assert len(calls) == 5 * 4
@@ -99,21 +99,21 @@ def draws(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("operation", [reads_a_number, has_a_shape_by_numbers, draws])
-def test_what_other_inputs_could_change_is_not_recorded(
+def test_what_other_inputs_could_change_is_not_traced(
     operation: Callable[[Tensor], Tensor],
 ) -> None:
-    recordings = Recordings(1, math.inf)
+    traces = TraceCache(1, math.inf)
     for seed in range(6):
         x = torch.randn(8, generator=torch.Generator().manual_seed(seed))  # [8]
         torch.manual_seed(0)
-        found = recordings(lambda inputs: {"y": operation(inputs["x"])}, {"x": x}, None)
+        found = traces(lambda inputs: {"y": operation(inputs["x"])}, {"x": x}, None)
         torch.manual_seed(0)
         assert_equal(found["y"], operation(x))
-    assert recordings._recorded == 0
+    assert traces._traced == 0
 
 
-def test_what_the_function_decides_by_a_number_is_recorded_apart() -> None:
-    recordings, calls = Recordings(1, math.inf), []
+def test_what_the_function_decides_by_a_number_is_traced_apart() -> None:
+    traces, calls = TraceCache(1, math.inf), []
 
     def function(inputs: Any) -> Any:
         calls.append(None)
@@ -121,7 +121,7 @@ def test_what_the_function_decides_by_a_number_is_recorded_apart() -> None:
 
     for count in range(20):
         x = torch.full((2,), float(count % 2) - 0.5)  # [2]
-        found = recordings(function, {"x": x}, None, decided=bool(x.sum() > 0))
+        found = traces(function, {"x": x}, None, decided=bool(x.sum() > 0))
         assert_equal(found["y"], reads_a_number(x))
     assert len(calls) == 2 * 4
 
@@ -129,7 +129,7 @@ def test_what_the_function_decides_by_a_number_is_recorded_apart() -> None:
 def test_a_function_that_reads_more_than_its_inputs_is_found_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    recordings, calls = Recordings(1, math.inf), []
+    traces, calls = TraceCache(1, math.inf), []
 
     def function(inputs: Any) -> Any:
         calls.append(None)
@@ -137,7 +137,7 @@ def test_a_function_that_reads_more_than_its_inputs_is_found_out(
 
     with caplog.at_level(logging.WARNING):
         for count in range(1, 8):
-            found = recordings(function, {"x": torch.ones(2)}, None)
+            found = traces(function, {"x": torch.ones(2)}, None)
             assert_equal(found["y"], torch.full((2,), float(count)))
     assert caplog.text.count("gave other results") == 1
 
@@ -148,7 +148,7 @@ def test_a_function_that_reads_more_than_its_inputs_is_found_out(
 def test_an_index_out_of_bounds_is_told_by_the_function(
     operation: Callable[[Tensor], Tensor],
 ) -> None:
-    recordings = Recordings(1, math.inf)
+    traces = TraceCache(1, math.inf)
 
     def function(inputs: Any) -> Any:
         try:
@@ -157,10 +157,10 @@ def test_an_index_out_of_bounds_is_told_by_the_function(
             raise ValueError("there is no such place") from error
 
     for _ in range(5):
-        recordings(function, {"x": torch.tensor([1])}, None)
-    assert recordings._recorded == 1
+        traces(function, {"x": torch.tensor([1])}, None)
+    assert traces._traced == 1
     with pytest.raises(ValueError, match="no such place"):
-        recordings(function, {"x": torch.tensor([2])}, None)
+        traces(function, {"x": torch.tensor([2])}, None)
 
 
 def of_a_product(x: Tensor, w: Tensor) -> dict[str, Tensor]:
@@ -183,20 +183,20 @@ def of_a_product(x: Tensor, w: Tensor) -> dict[str, Tensor]:
 
 
 def test_what_is_written_over_products_is_read_by_nobody_else() -> None:
-    recordings = Recordings(1, math.inf)
+    traces = TraceCache(1, math.inf)
     for seed in range(7):
         generator = torch.Generator().manual_seed(seed)
         x, w = torch.randn(5, 3, generator=generator), torch.randn(3, 2, generator=generator)
         given = {"x": x.clone(), "w": w.clone()}
-        found = recordings(lambda inputs: of_a_product(inputs["x"], inputs["w"]), given, None)
+        found = traces(lambda inputs: of_a_product(inputs["x"], inputs["w"]), given, None)
         assert_equal(found, of_a_product(x, w))
         assert_equal(given, {"x": x, "w": w})
-    assert recordings._recorded == 1
-    assert not recordings._is_off
+    assert traces._traced == 1
+    assert not traces._is_off
 
 
-def test_a_common_shape_is_recorded_and_stays_so_among_any_number_of_others() -> None:
-    recordings, calls = Recordings(3, math.inf), []
+def test_a_common_shape_is_traced_and_stays_so_among_any_number_of_others() -> None:
+    traces, calls = TraceCache(3, math.inf), []
 
     def function(inputs: Any) -> Any:
         calls.append(len(inputs["x"]))
@@ -204,7 +204,7 @@ def test_a_common_shape_is_recorded_and_stays_so_among_any_number_of_others() ->
 
     def call(length: int) -> None:
         x = torch.ones(length)  # [length]
-        assert_equal(recordings(function, {"x": x}, None), {"y": x + 1})
+        assert_equal(traces(function, {"x": x}, None), {"y": x + 1})
 
     others = iter(range(10, 2000))
     for _ in range(600):
@@ -212,12 +212,12 @@ def test_a_common_shape_is_recorded_and_stays_so_among_any_number_of_others() ->
     for _ in range(10):
         call(2)
         call(next(others))
-    assert calls.count(2) == 3 + 3, "until it is recorded, and to compare"
+    assert calls.count(2) == 3 + 3, "until it is traced, and to compare"
     for _ in range(600):
         call(next(others))
     call(2)
     assert calls.count(2) == 6
-    assert len(recordings._calls) <= 256
+    assert len(traces._calls) <= 256
 
 
 def compute(seconds: float) -> None:
@@ -227,25 +227,25 @@ def compute(seconds: float) -> None:
         pass
 
 
-@pytest.mark.parametrize(("take", "is_recorded"), [(time.sleep, True), (compute, False)])
+@pytest.mark.parametrize(("take", "is_traced"), [(time.sleep, True), (compute, False)])
 def test_a_call_is_slow_by_its_processor_time_and_not_by_how_long_it_waits_for_a_processor(
-    take: Callable[[float], None], is_recorded: bool
+    take: Callable[[float], None], is_traced: bool
 ) -> None:
-    recordings = Recordings(often=4)
+    traces = TraceCache(often=4)
 
     def function(inputs: Any) -> Any:
         take(1.5 * SLOW)  # as long as others have the processor, or as it computes
         return {"y": inputs["x"] + 1}
 
     for _ in range(4):
-        recordings(function, {"x": torch.ones(2)}, None)
-    assert recordings._recorded == is_recorded
+        traces(function, {"x": torch.ones(2)}, None)
+    assert traces._traced == is_traced
 
 
 def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Take away a private name of torch that recordings stand on."""
+    """Take away a private name of torch that traces stand on."""
     if name == "TorchDispatchMode":
-        monkeypatch.setattr(recorder, "_Mode", object)
+        monkeypatch.setattr(tracing, "_Mode", object)
         return
     holder: Any = torch
     *path, last = name.split(".")
@@ -254,7 +254,7 @@ def without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delattr(holder, last)
 
 
-@pytest.mark.parametrize("name", [*recorder._PRIVATE, "TorchDispatchMode"])
+@pytest.mark.parametrize("name", [*tracing._PRIVATE, "TorchDispatchMode"])
 def test_without_torchs_private_names_a_learner_trains_with_the_same_numbers(
     make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -266,31 +266,29 @@ def test_without_torchs_private_names_a_learner_trains_with_the_same_numbers(
     for sample, each in zip(samples, expected, strict=True):
         assert_equal(learner.step(sample), each)
     assert_equal(learner.state, plain.state)
-    assert not learner.core._recordings._recorded
+    assert not learner.core._traces._traced
 
 
-def test_where_torch_has_no_modes_the_recorder_is_imported_all_the_same(
+def test_where_torch_has_no_modes_tracing_is_imported_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    place = recorder.__spec__
+    place = tracing.__spec__
     assert place is not None
     assert place.origin is not None
     monkeypatch.setitem(sys.modules, "torch.utils._python_dispatch", None)
-    spec = importlib.util.spec_from_file_location("another_recorder", place.origin)
+    spec = importlib.util.spec_from_file_location("another_tracing", place.origin)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "another_recorder", module)
+    monkeypatch.setitem(sys.modules, "another_tracing", module)
     spec.loader.exec_module(module)
-    assert not module.can_record()
-    recordings, x = module.Recordings(1, math.inf), torch.ones(2)  # [2]
+    assert not module.can_trace()
+    traces, x = module.TraceCache(1, math.inf), torch.ones(2)  # [2]
     for _ in range(3):
-        assert_equal(
-            recordings(lambda inputs: {"y": inputs["x"] + 1}, {"x": x}, None), {"y": x + 1}
-        )
+        assert_equal(traces(lambda inputs: {"y": inputs["x"] + 1}, {"x": x}, None), {"y": x + 1})
 
 
-def test_private_names_that_mean_something_else_stop_recordings(
+def test_private_names_that_mean_something_else_stop_tracing(
     make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch._C, "_create_function_from_graph", lambda graph: graph.nothing)
@@ -298,11 +296,11 @@ def test_private_names_that_mean_something_else_stop_recordings(
     for sample in samples_of(make_batch, 4):
         assert_equal(plain.step(sample), learner.step(sample))
     assert_equal(learner.state, plain.state)
-    assert learner.core._recordings._is_off
-    assert caplog.text.count("torch cannot record operations here") == 1
+    assert learner.core._traces._is_off
+    assert caplog.text.count("torch cannot trace operations here") == 1
 
 
-# TorchScript's interpreter repeats recorded operations, with any inputs.
+# TorchScript's interpreter repeats traced operations, with any inputs.
 
 
 _LIBRARY = torch.library.Library("juggler_tests", "DEF")
@@ -312,7 +310,7 @@ _LIBRARY.impl("twice", lambda x: x * 2, "CPU")
 
 def assert_is_repeated(function: Callable[[Tensor], dict[str, Tensor]]) -> None:
     """Check that its operations are repeated, for other inputs too."""
-    recordings, calls = Recordings(1, math.inf), []
+    traces, calls = TraceCache(1, math.inf), []
 
     def counted(inputs: Any) -> Any:
         calls.append(None)
@@ -320,13 +318,13 @@ def assert_is_repeated(function: Callable[[Tensor], dict[str, Tensor]]) -> None:
 
     for seed in range(7):
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))  # [4, 6]
-        found, expected = recordings(counted, {"x": x.clone()}, None), function(x)
+        found, expected = traces(counted, {"x": x.clone()}, None), function(x)
         assert found.keys() == expected.keys()
         for name, each in expected.items():
             assert found[name].dtype == each.dtype, name
             assert found[name].stride() == each.stride(), name
             torch.testing.assert_close(found[name], each, rtol=0, atol=0)
-    assert len(calls) == 4, "one that is recorded, and three that are compared"
+    assert len(calls) == 4, "one that is traced, and three that are compared"
 
 
 def with_numbers(x: Tensor) -> dict[str, Tensor]:
@@ -392,14 +390,14 @@ def test_arguments_of_every_kind_are_handed_on(
     [lambda x: torch.mul(2.0, x), lambda x: x.masked_fill(x > 0, True), lambda x: (x * 1j).abs()],
     ids=["a number first", "a bool for a number", "a complex number"],
 )
-def test_what_torchscript_does_not_know_is_not_recorded(
+def test_what_torchscript_does_not_know_is_not_traced(
     operation: Callable[[Tensor], Tensor],
 ) -> None:
-    recordings, x = Recordings(1, math.inf), torch.ones(4)  # [4]
+    traces, x = TraceCache(1, math.inf), torch.ones(4)  # [4]
     for _ in range(6):
-        found = recordings(lambda inputs: {"y": operation(inputs["x"] + 1) * 2}, {"x": x}, None)
+        found = traces(lambda inputs: {"y": operation(inputs["x"] + 1) * 2}, {"x": x}, None)
         torch.testing.assert_close(found["y"], operation(x + 1) * 2, rtol=0, atol=0)
-    assert recordings._recorded == 0
+    assert traces._traced == 0
 
 
 @pytest.mark.parametrize("place", [1, 7])
@@ -407,10 +405,10 @@ def test_torchscript_of_the_caller_is_optimized_as_before(place: int) -> None:
     def function(inputs: Any) -> Any:
         return {"y": inputs["x"][inputs["place"]]}
 
-    recordings, x = Recordings(1, math.inf), torch.ones(3)  # [3]
+    traces, x = TraceCache(1, math.inf), torch.ones(3)  # [3]
     for _ in range(5):
-        recordings(function, {"x": x, "place": torch.tensor([0])}, None)
-    assert recordings._recorded == 1
+        traces(function, {"x": x, "place": torch.tensor([0])}, None)
+    assert traces._traced == 1
     with pytest.raises(IndexError) if place > 2 else nullcontext():
-        recordings(function, {"x": x, "place": torch.tensor([place])}, None)
+        traces(function, {"x": x, "place": torch.tensor([place])}, None)
     assert torch._C._get_graph_executor_optimize()

@@ -21,9 +21,9 @@ import pytest
 from support.changes import SkippedTime
 from support.made_files import Disk
 
-from juggler.driver.record import run_directory
-from juggler.driver.record.progress import PlainProgress
-from juggler.driver.record.run_directory import (
+from juggler.driver.reporting import run_directory
+from juggler.driver.reporting.progress import PlainProgress
+from juggler.driver.reporting.run_directory import (
     CONFIG_FILE,
     RunDirectory,
     RunDirectoryError,

@@ -16,7 +16,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from juggler.driver.record.wording import (
+from juggler.driver.reporting.wording import (
     EPISODE,
     Level,
     Progress,
