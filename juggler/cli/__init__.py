@@ -130,7 +130,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
         print(f"juggler {version('juggler')}")
         return 0
-    # Messages have the word that was given, also if it is an alias.
+    # Messages have the word that was given, even if it is an alias.
     name, arguments = arguments[0], _words(arguments)
     if arguments[0] not in COMMANDS:
         from juggler.runtime.near_matches import closest

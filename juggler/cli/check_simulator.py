@@ -283,7 +283,7 @@ class Guests(ConnectionLog):
 
 
 class Check(StandaloneGateway):
-    """Checks the simulators of a gateway, which plays at random.
+    """Checks simulators by random play through a gateway.
 
     Args:
         steps: number of steps before the connection is cut.
@@ -379,7 +379,7 @@ class Check(StandaloneGateway):
             yield from self._episodes()
         elif not self._rule:
             began = f"a session began, and in {self._looked_at - self._last:.0f} s"
-            text = began if self._players else "no simulator came:"
+            text = began if self._players else "no simulator connected:"
             yield Finding("steps", "problem", f"{text} no step was taken")
         if self._rule:
             yield Finding("protocol", "problem", self._rule)

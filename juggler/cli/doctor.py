@@ -145,7 +145,7 @@ def _open_files() -> Iterator[Finding]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = hard == resource.RLIM_INFINITY
     text = "without limit" if unlimited else f"{hard} at once"
-    advice = "enough for some hundred EnvRunners; for more, raise the limit (ulimit -Hn)"
+    advice = "enough for a few hundred EnvRunners; for more, raise the limit (ulimit -Hn)"
     yield judged("open files", unlimited or hard >= _FEW_FILES, text, advice)
 
 
@@ -197,7 +197,7 @@ def _gRPC() -> Iterator[Finding]:
     server = make_server(1)
     server.add_generic_rpc_handlers((handler,))
     message = os.urandom(_MIB)
-    # From here on a proxy or a firewall may interfere, also on loopback.
+    # From here on a proxy or a firewall may interfere, even on loopback.
     began = time.monotonic()
     try:
         port = server.add_insecure_port("127.0.0.1:0")

@@ -59,7 +59,7 @@ class Arguments(PlayedArguments):
     """Directory for a video of the first episode."""
 
     videos: int = 1
-    """Number of episodes that --video films, from the first on."""
+    """Number of episodes that --video films, starting with the first."""
 
     play: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Player of an agent, as AGENT=PLAYER; may be given several times. AGENT may be a pattern,
@@ -227,7 +227,7 @@ def warnings_printed(command: str) -> Iterator[None]:
 
 @contextmanager
 def stdout_kept(for_json: bool) -> Iterator[None]:
-    """Redirect prints, also of C code, to stderr: stdout has only JSON."""
+    """Redirect prints, even of C code, to stderr: stdout has only JSON."""
     if not for_json:
         yield
         return

@@ -175,7 +175,7 @@ class Arguments:
 def _league(given: Arguments) -> int:
     if given.tournament is not None and given.tournament < _LEAST_MATCHES:
         raise ConfigError(
-            f"--tournament {given.tournament}: every pair of players plays at least "
+            f"--tournament {given.tournament}: each pair of players needs at least "
             f"{_LEAST_MATCHES} matches"
         )
     checkpoint, config, league = _read(given.run)

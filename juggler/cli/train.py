@@ -40,8 +40,8 @@ class Arguments(RunArguments):
     """List the shipped configurations with their results, and stop."""
 
     seeds: int | None = None
-    """Number of seeds, from --seed on, each a separate run, to report together: the interquartile
-    mean with a 95 % interval."""
+    """Number of seeds, starting at --seed, each a separate run, to report together: the
+    interquartile mean with a 95 % interval."""
 
     jobs: int | None = None
     """With --seeds: number of runs at once; none: as many as the cores allow."""

@@ -166,7 +166,7 @@ class Values:
             if array.dtype != dtype:
                 if not np.can_cast(array.dtype, dtype, "same_kind"):
                     kind = array.dtype
-                    raise ValueError(f"values{where} are {kind}, where their space says {dtype}")
+                    raise ValueError(f"values{where} are {kind}, but their space says {dtype}")
                 array = array.astype(dtype)
             found[path] = array if rows is None else array[rows]
         return found

@@ -457,7 +457,7 @@ class Callbacks:
                     break
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Call `on_end` of every callback, also after an error."""
+        """Call `on_end` of every callback, even after an error."""
         for callback in self.callbacks:
             self._call(callback, "on_end", summary)
 

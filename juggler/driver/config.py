@@ -459,14 +459,14 @@ def _of_own_learners(config: RunConfig) -> Iterator[str]:
         each_of = "each of " if len(others) > 1 else ""
         rest = f", and at least one for {each_of}{listed(others)}" if others else ""
         yield (
-            f"num_learners: {named}{rest}: that is {needed}, and the run has {has}; set "
-            f"num_learners = {needed} outside of the tables"
+            f"num_learners: {named}{rest}: that makes {needed}, but the run has {has}; set "
+            f"num_learners = {needed} outside the tables"
         )
     # A process without a module would never be ready.
     if not others and needed < has:
         yield (
             f"num_learners: {named}, and the run {has}, so some would train nothing: set "
-            f"num_learners = {needed} outside of the tables"
+            f"num_learners = {needed} outside the tables"
         )
 
 
@@ -618,7 +618,7 @@ def unknown_key(
     near = nearest(key, known, listed_by=f"`juggler train {keys_of}--help`")
     what = "unknown key"
     if isinstance(value, Mapping):
-        what = "keys stand at the top level, and there is no table"
+        what = "keys are at the top level, and there is no table"
     return WrongValue(key, f"{where}: {what} {key!r}{instead_of(key) or near}")
 
 
@@ -639,7 +639,7 @@ def wrong_keys(module_id: str, table: Mapping[str, Any], of_run: str) -> list[Va
     for key in table:
         if key in shared and key not in OWN_KEYS:
             why = "is a key of the whole run, the same for all modules"
-            wrong.append(WrongValue(key, f"{where}: {key} {why}: set it outside of [{where}]"))
+            wrong.append(WrongValue(key, f"{where}: {key} {why}: set it outside [{where}]"))
         elif key not in known:
             wrong.append(unknown_key(key, known, algorithm, where))
     return wrong

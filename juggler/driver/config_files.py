@@ -147,8 +147,8 @@ class MedianResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     episode_return: float  # mean return of the last 100 training episodes
     env_steps: int  # trained steps
-    seconds: float  # duration from the command on
-    seeds: int  # number of seeds, from 0 on
+    seconds: float  # duration since the command was given
+    seeds: int  # number of seeds, starting at 0
     machine: str  # the machine that they ran on
 
 

@@ -85,7 +85,7 @@ class DriverConfig:
     """Number of environment steps trained on, of all agents, after which the run stops."""
 
     stop_seconds: float | None = None
-    """Seconds of training, from the first sample request on, after which the run stops. Updates in
+    """Seconds of training, since the first sample request, after which the run stops. Updates in
     flight and a last checkpoint still finish. If workers never connect, the run ends after this
     long or worker_timeout_seconds, whichever is greater."""
 
@@ -115,8 +115,8 @@ class DriverConfig:
     """Number of local processes that share an evaluation."""
 
     evaluation_video: int = 0
-    """Number of evaluations from one video to the next, from the first on, in `videos` of the run's
-    directory; 0: none."""
+    """Number of evaluations from one video to the next, starting with the first, in `videos` of the
+    run's directory; 0: none."""
 
     worker_timeout_seconds: float = 60.0
     """Seconds to wait for workers to attach and set up; up to ten times that while local workers

@@ -418,7 +418,7 @@ class LearnerGroup:
         try:
             self._each(states, ask)
         finally:
-            wait(kept)  # also if a module could not restore: the others' states hold
+            wait(kept)  # even if a module could not restore: the others' states hold
         for state in kept:
             state.result()
 

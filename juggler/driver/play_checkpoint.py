@@ -98,7 +98,7 @@ def evaluate(
         connectors: the run's connectors again, if some of their classes cannot be imported by name.
         mapping: the run's function again, if it cannot be imported by name.
         video: a directory for videos. Environments are then stepped one after the other.
-        videos: number of episodes that `video` films, from the first on.
+        videos: number of episodes that `video` films, starting with the first.
         watch: called after each step of all environments, with the number of finished episodes and
             of steps so far.
         recording: makes a recorder of every step, as for `juggler.record`; None: no recording.
@@ -400,7 +400,7 @@ def play_matches(
             Without it, policies repeat the same match if neither they nor the game draw anything.
         env: another environment than the run's; required if the run was trained on a callable.
         video: a directory for videos.
-        videos: number of matches that `video` films, from the first on.
+        videos: number of matches that `video` films, starting with the first.
         watch: called after each step of all environments, with the number of finished matches and
             of steps so far.
 

@@ -620,7 +620,7 @@ def try_steps(
 
     Raises:
         EnvironmentFailed: the environment failed, gave a number that is not finite, or an
-            observation outside of its Discrete, MultiDiscrete or MultiBinary space.
+            observation outside its Discrete, MultiDiscrete or MultiBinary space.
         NonFiniteBatch: a module's first weights give log-probabilities that are not finite.
     """
     name = config.env_runner.env

@@ -89,8 +89,8 @@ class EnvRunnerConfig:
     as hung."""
     gateway: str = ""
     """Address where simulators are accepted, instead of making environments: HOST:PORT, where
-    EnvRunner i has PORT + i, or any free port if PORT is 0; or unix:PATH, with PATH-i from the
-    second EnvRunner on. `env` is then only a name. With `simulator`, it is 127.0.0.1:0 by
+    EnvRunner i has PORT + i, or any free port if PORT is 0; or unix:PATH, with PATH-i for each
+    EnvRunner after the first. `env` is then only a name. With `simulator`, it is 127.0.0.1:0 by
     default."""
     simulator: str = ""
     """Command that starts a simulator, as in "./game {address}". EnvRunners replace {address} with

@@ -281,7 +281,7 @@ class EnvRunner(SamplingWorker):
                 streams.version = None  # the learner's weights have to be loaded again
         else:
             version = self._use_newest(command.connector_state)
-        # The same seed plays the same episodes, also after others.
+        # The same seed plays the same episodes, even after others.
         seed_process(command.seed)
         goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
         played = self._stage.evaluate(

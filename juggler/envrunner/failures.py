@@ -78,7 +78,7 @@ def _explained(call: str, error: Exception) -> tuple[str, str]:
     """Return the reason and traceback of a failure, for the environment's author."""
     reason, place = f"{type(error).__name__}: {error}".partition("\n")[0], place_of_readers(error)
     if call == "reset" and isinstance(error, TypeError) and _OLD_RESET.search(reason):
-        place += "; write reset(self, *, seed=None, options=None), as Gymnasium has it"
+        place += "; write reset(self, *, seed=None, options=None), as Gymnasium specifies"
     # If a constructor does not take its arguments, the reason is enough.
     refused = call == "constructor" and isinstance(error, TypeError) and _MISCALLED.search(reason)
     was_called = place or not refused

@@ -79,7 +79,7 @@ def rule_for(value: float | None) -> str:
 
 
 def check_finite(batch: EpisodeBatch) -> None:
-    """Refuse a batch with a number that is infinite or too large.
+    """Refuse a batch with a non-finite or too large number.
 
     This is NaN or infinity in a live step, or a reward beyond `MOST_REWARD`. In other steps, NaN
     and infinity become 0, because a masked NaN is still NaN: a simulator may have ended an

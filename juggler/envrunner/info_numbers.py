@@ -333,7 +333,7 @@ def unknown_agents(names: Collection[str], agents: Sequence[str]) -> str:
 class AgentInfos:
     """Collects numbers in infos of N environments with A agents each.
 
-    An agent's numbers count from its first action on, and are reported when the episode of its
+    An agent's numbers count from its first action, and are reported when the episode of its
     environment ends. With many agents, numbers are not reported by agent.
 
     Args:

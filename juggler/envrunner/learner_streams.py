@@ -30,7 +30,7 @@ FIRST_WEIGHTS_SECONDS = 30.0
 
 
 class LearnerOutOfReach(ValueError):
-    """No weights came from the learner's address."""
+    """No weights arrived from the learner's address."""
 
 
 class LearnerStreams:

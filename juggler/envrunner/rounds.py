@@ -33,7 +33,7 @@ class RequestedRound:
         for other in self.requests.values():
             if (other.round, other.requests_in_round) != (request.round, request.requests_in_round):
                 raise ValueError(
-                    f"a request of round {request.round} came before all "
+                    f"a request of round {request.round} arrived before all "
                     f"{other.requests_in_round} of round {other.round}"
                 )
             if other.module_id == request.module_id:

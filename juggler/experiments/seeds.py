@@ -173,7 +173,7 @@ def train_seeds(
 
     Args:
         config: as in `juggler.train`.
-        seeds: number of seeds, from the `seed` of the configuration on.
+        seeds: number of seeds, starting at the `seed` of the configuration.
         jobs: number of runs at once; None: as many as the cores allow.
         keys: of the configuration; everything is written into `run_dir`.
 

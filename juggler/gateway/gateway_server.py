@@ -223,7 +223,7 @@ class GatewayServer:
             return
         oldest = next(iter(self._silent))
         del self._silent[oldest]
-        text = f"{_MOST_SILENT} others came, and this stream has sent no hello yet"
+        text = f"{_MOST_SILENT} others connected, and this stream has sent no hello yet"
         error = SessionError(Code.EXPECTED_HELLO, text, retryable=True)
         self.manager.end(oldest, error, self._arrivals)
 
@@ -456,7 +456,7 @@ class Clock:
             self._strike()
 
 
-_WAITING = "no samples are requested now; answers come as soon as they are"
+_WAITING = "no samples are requested now; answers follow as soon as they are"
 
 
 def notify(sessions: Iterable[GatewaySession]) -> None:

@@ -455,7 +455,7 @@ class GatewayRunner(SamplingWorker):
         """Return whether its requests have their weights, or have no learner.
 
         Raises:
-            LearnerOutOfReach: no weights came for too long.
+            LearnerOutOfReach: no weights arrived for too long.
         """
         for request in asked.requests.values():
             player = self._players.get(request.module_id)
@@ -467,7 +467,7 @@ class GatewayRunner(SamplingWorker):
             if player.has_weights and player.version >= Version.of(request.at_least):
                 continue
             if not player.has_weights and time.monotonic() - asked.at > FIRST_WEIGHTS_SECONDS:
-                raise streams.out_of_reach(TimeoutError("no weights came from the learner."))
+                raise streams.out_of_reach(TimeoutError("no weights arrived from the learner."))
             return False
         return True
 

@@ -78,7 +78,7 @@ class SessionAgent:
         self.versions: dict[int, Version] = {}
 
     def seat(self, player: str, places: list[int]) -> None:
-        """Add a player that may act for it."""
+        """Add a player that may act for this agent."""
         self.seats[player] = np.array(places, np.intp)
         self._has_seats()
 
@@ -215,7 +215,7 @@ class GatewaySession:
             if self.stream is not None:
                 self.stream.send(self._answers[seq])
             return True
-        text = f"a batch with seq {seq}, where {self.last_seq + 1} comes next"
+        text = f"a batch with seq {seq}, but {self.last_seq + 1} comes next"
         if seq <= self.last_seq:
             text += f"; answers are kept for the last {self.batches_in_flight}"
         raise SessionError(Code.OUT_OF_ORDER, text, seq)

@@ -158,7 +158,7 @@ class Learner:
         return mean_metrics(metrics)
 
     def use_values(self, values: Mapping[str, float]) -> None:
-        """Override the core's schedules with numbers from the next update on.
+        """Override the core's schedules with numbers, starting with the next update.
 
         Other schedules return to the configuration's values.
 

@@ -168,7 +168,7 @@ class Policy:
             mask: as for `act`.
 
         Returns:
-            [A] for the A actions of a Discrete space, from its `start` on; [N, A] for a batch.
+            [A] for the A actions of a Discrete space, starting at `start`; [N, A] for a batch.
 
         Raises:
             ValueError: the policy remembers, its action space is not Discrete, or an argument is

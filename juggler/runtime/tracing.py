@@ -1,6 +1,6 @@
 """Traces repeat a function's torch operations without the Python around them.
 
-A small update takes some hundred operations of a few microseconds. Calling modules, building the
+A small update takes a few hundred operations of a few microseconds. Calling modules, building the
 graph of gradients and walking through it takes about the same time again. The operations are the
 same as long as shapes are the same. So they are traced once, including gradients. A CPU repeats
 them one by one in TorchScript's interpreter, with bit-identical results. A GPU launches them all

@@ -117,7 +117,7 @@ def points_of(given: Any) -> list[tuple[float, float]]:
     Between two pairs a schedule is linear, and constant before the first and after the last.
 
     Raises:
-        ValueError: it is neither, or its steps do not rise from 0 on.
+        ValueError: it is neither, or its steps do not rise from 0.
     """
     try:
         pairs = [(0, given)] if isinstance(given, (int, float)) else [*map(tuple, given)]

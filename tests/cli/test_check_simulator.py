@@ -234,7 +234,7 @@ def test_a_simulator_that_sends_no_steps_or_does_not_come_has_a_problem() -> Non
     assert states(found) == {"steps": "problem"}
     assert "a session began" in found["steps"].said
     found = checked(lambda address: None, seconds=0.1)
-    assert "no simulator came" in found["steps"].said
+    assert "no simulator connected" in found["steps"].said
 
 
 @pytest.mark.parametrize("steps", [0, 2])
@@ -338,7 +338,7 @@ def test_a_command_that_never_dials_is_killed(monkeypatch: pytest.MonkeyPatch) -
     command = "sh -c 'exec sleep 100' {address}"
     steps, ended = check(Arguments(simulator=command, seconds=0.1), lambda text: None)
     assert (steps.state, ended.state) == ("problem", "warning")
-    assert "no simulator came" in steps.said
+    assert "no simulator connected" in steps.said
     assert "was killed" in ended.said
 
 

@@ -462,13 +462,13 @@ def _of_checkpoints(directory: Path) -> Iterator[tuple[str, str]]:
         damage(copy)
         return name, _error(partial(read, copy))
 
-    record, state = "checkpoint.json", "state.safetensors"
-    yield damaged("no record", lambda path: (path / record).unlink())
+    metadata, state = "checkpoint.json", "state.safetensors"
+    yield damaged("no metadata", lambda path: (path / metadata).unlink())
     yield damaged("no state", lambda path: (path / state).unlink())
-    yield damaged("record cut short", lambda path: os.truncate(path / record, 20))
+    yield damaged("metadata cut short", lambda path: os.truncate(path / metadata, 20))
     yield damaged("state cut short", lambda path: os.truncate(path / state, 20))
-    yield damaged("record no JSON", lambda path: (path / record).write_text("oops"))
-    yield damaged("record of a list", lambda path: (path / record).write_text("[]"))
+    yield damaged("metadata no JSON", lambda path: (path / metadata).write_text("oops"))
+    yield damaged("metadata of a list", lambda path: (path / metadata).write_text("[]"))
     yield "no directory", _error(partial(read, directory / "nowhere"))
     yield "an empty directory", _error(partial(read, directory / "runs"))
     few = {"modules": {"other": {"w": np.zeros(1)}}}

@@ -236,7 +236,7 @@ def test_modules_that_the_environment_tells_have_the_learners_that_they_need() -
     found, _ = _settled(modules=table)
     assert (found.driver.learners, config.driver.learners) == (3, 1), "one for the hunters"
     assert RunConfig.from_flat(found.flat()) == found
-    with pytest.raises(ConfigError, match="that is 3, and the run has 2; set"):
+    with pytest.raises(ConfigError, match="that makes 3, but the run has 2; set"):
         _settled(modules=table, num_learners=2)
 
 

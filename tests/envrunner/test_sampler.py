@@ -180,7 +180,7 @@ def second_shows(last: Any) -> NDArray[Any]:
     ],
 )
 def test_a_last_observation_is_held_to_its_space_as_all_others_are(finals, words) -> None:
-    where = "environment [01] failed in step: with the end of an episode that it truncated, "
+    where = "environment [01] failed in step: at the end of a truncated episode, "
     with pytest.raises(EnvironmentFailed, match=f"{where}its observation {words}"):
         sampler_of(LastShown(finals, "truncated")).sample((0, 0))
     batch = sampler_of(LastShown(finals, "terminated")).sample((0, 0)).batch

@@ -151,7 +151,7 @@ def test_requests_of_another_round_do_not_come_before_a_round_is_complete() -> N
     blue = training_pb2.SampleRequest(module_id="blue", round=1, requests_in_round=2)
     red = training_pb2.SampleRequest(module_id="red", round=2, requests_in_round=2)
     runner._sample(1, blue)
-    with pytest.raises(ValueError, match="a request of round 2 came before"):
+    with pytest.raises(ValueError, match="a request of round 2 arrived before"):
         runner._sample(2, red)
     with pytest.raises(ValueError, match="round 1 has two requests for module 'blue'"):
         runner._sample(3, blue)

@@ -127,7 +127,7 @@ HOLE = np.where(np.arange(18).reshape(6, 3) == 7, np.nan, FIVE)
         (recording(agent=1), "UNKNOWN_AGENT", "agent 0 alone"),
         (recording(infos=[1] * 5), "WRONG_SHAPE", "5 infos for 5 steps, and the hello has 0 info"),
         (recording(starts=False), "OUT_OF_ORDER", "is in no episode"),
-        (recording(seq=3), "OUT_OF_ORDER", "where 1 comes next"),
+        (recording(seq=3), "OUT_OF_ORDER", "but 1 comes next"),
         (
             recording(version=pb.PolicyVersion(generation=1, update=0)),
             "UNKNOWN_VERSION",

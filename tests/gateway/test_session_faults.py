@@ -145,7 +145,7 @@ FINAL = {"final_rows": [0], "final_observations": steps_of(1, NAN).agents[0].obs
         ({"steps": steps_of(2, environments=[1])}, "UNKNOWN_ENVIRONMENT", "from 0 to 0"),
         ({"steps": steps_of(2, agent=1)}, "UNKNOWN_AGENT", "agent 0 alone"),
         ({"steps": pb.StepBatch(seq=2)}, "UNKNOWN_AGENT", "agent 0 alone"),
-        ({"steps": steps_of(7)}, "OUT_OF_ORDER", "seq 7, where 2 comes next"),
+        ({"steps": steps_of(7)}, "OUT_OF_ORDER", "seq 7, but 2 comes next"),
         ({"steps": steps_of(2, truncated=[True])}, "NO_FINAL_OBSERVATION", "row 0 was truncated"),
         ({"steps": steps_of(2, truncated=[True], **FINAL)}, "NOT_FINITE", "environment 0"),
         ({"steps": steps_of(2, paused=[True])}, "OUT_OF_ORDER", "no episode ended"),

@@ -294,7 +294,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class IssueUpdate:
-    """Command to all members or none: make one update together."""
+    """Command to make one update together, sent to all members or none."""
 
     update_id: int
     generation: int

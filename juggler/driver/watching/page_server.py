@@ -125,7 +125,7 @@ def league_matrix(checkpoint: Path, table: Mapping[str, Any]) -> dict[str, Any]:
     learning = [each for each in players if each.learning][:_MOST_PLAYERS]
     room = max(0, _MOST_PLAYERS - len(learning))
     shown = [*learning, *others[len(others) - min(room, len(others)) :]]
-    # Ratings are of all players, also of players without room in the matrix.
+    # Ratings are of all players, even of players without room in the matrix.
     payoffs = Payoffs(1.0, 1, league.pairs, league.kinds, league.means)
     ratings = elo(payoffs, [each.player_id for each in players])
     ids = [each.player_id for each in shown]

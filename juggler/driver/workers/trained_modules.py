@@ -339,8 +339,8 @@ class ModuleLearners:
             return None
         # Fewer learners train too, only slower.
         late = _counted(missing) + self._of_module
-        text = f"{late} did not come within {self._patience:.0f} s: the run begins "
-        self._progress.message(text + "without, and admits them when they come", "warning")
+        text = f"{late} did not connect within {self._patience:.0f} s: the run begins "
+        self._progress.message(text + "without them, and admits them when they connect", "warning")
         return StartWithFewer(self._core.module_id)
 
     @property

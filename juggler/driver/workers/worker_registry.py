@@ -387,7 +387,7 @@ class LeavingLearners:
         self._deadlines: dict[Worker, float] = {}
 
     def add(self, learner: Worker) -> None:
-        """Note a leaving learner; the core already knows."""
+        """Note a leaving learner; the core already knows it."""
         self._deadlines[learner] = (
             time.monotonic() + self._parts.config.driver.worker_timeout_seconds
         )

@@ -438,7 +438,7 @@ def _to_disk(path: Path) -> None:
 
 
 def spec_of(config: EnvRunnerConfig, factory: Callable[..., Any] | None) -> EnvSpec | None:
-    """Return Gymnasium's spec that makes an environment again.
+    """Return the Gymnasium spec that recreates an environment.
 
     Its id is the value of `env`. None: the environment has no name, or its spec is not JSON.
 

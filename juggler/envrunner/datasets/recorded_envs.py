@@ -1,4 +1,4 @@
-"""Environments that play the episodes of a data set again."""
+"""Environments that replay the episodes of a data set."""
 
 from __future__ import annotations
 

@@ -164,12 +164,13 @@ class Spec:
         """
         if (came := tensor.WhichOneof("payload")) != self.field:
             raise SimulatorError(
-                f"{self.name!r} came as {came or 'nothing'}, and its spec says {self.field}"
+                f"{self.name!r} arrived as {came or 'nothing'}, and its spec says {self.field}"
             )
         given = tuple(tensor.shape)
         if given != self.shape and not self._is_meant_by(given):
             raise SimulatorError(
-                f"{self.name!r} came with shape {list(given)}, and its spec says {list(self.shape)}"
+                f"{self.name!r} arrived with shape {list(given)}, and its spec says "
+                f"{list(self.shape)}"
             )
         numbers = self._numbers(getattr(tensor, self.field))  # [size] or [1]
         if len(numbers) == self.size:

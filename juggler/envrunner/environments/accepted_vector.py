@@ -123,7 +123,7 @@ class _ResultForm:
 
 
 def _becomes(given: Any, due: np.dtype[Any]) -> bool:
-    """Return whether numbers of a dtype become another without loss of kind.
+    """Return whether one dtype converts to another without changing its kind.
 
     The dtypes are NumPy's or torch's. Flags may be numbers or objects.
     """

@@ -47,7 +47,7 @@ def last_observation(
     """
     if _has_final_observation(infos, row):
         shown, why = _final_of(space, infos, row)
-        reason = f"with the end of an episode that it truncated, {why}" if why else ""
+        reason = f"at the end of a truncated episode, {why}" if why else ""
     else:
         shown, reason = (
             None,

@@ -102,7 +102,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
         self.processes: list[BaseProcess] = []
         self._answers = select.poll()
         self._row_of: dict[int, int] = {}  # by descriptor of a pipe
-        self._is_asking = False  # also after a call that failed half-way
+        self._is_asking = False  # even after a call that failed half-way
         try:
             # A script without `if __name__ == "__main__"` must not run again.
             with hidden_main():
@@ -212,7 +212,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
         except OSError:
             raise self._death(call) from None
         answers = self._wait_for(call, requests, self._deadline)
-        # All answers are here, also if one of them is refused below.
+        # All answers are here, even if one of them is refused below.
         self._is_asking = False
         infos: dict[str, Any] = {}
         for row, part in sorted(answers.items()):
@@ -275,7 +275,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
 def _copy_action(into: Any, given: Any) -> None:
     given = np.asarray(given)
     if given.shape != into.shape:
-        raise ValueError(f"actions of shape {given.shape}, where {into.shape} is due")
+        raise ValueError(f"actions of shape {given.shape}, but {into.shape} is expected")
     np.copyto(into, given, casting="same_kind")
 
 

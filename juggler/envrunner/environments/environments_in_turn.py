@@ -240,7 +240,7 @@ def require_fit(space: gymnasium.Space[Any], observation: Any) -> None:
         BadResult: it does not fit its space.
     """
     if why := misfit(space, observation):
-        raise BadResult(f"with the end of an episode that it truncated, {why}")
+        raise BadResult(f"at the end of a truncated episode, {why}")
 
 
 def mask_in(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class _Pool:
             return envpool.make_gymnasium(self._name, **self._options, **seed)
 
     def seed(self, seed: int) -> Any:
-        """Make the environments again, with a seed."""
+        """Recreate the environments with a seed."""
         self.made.close()
         self.made = self._make(seed=seed % 2**31)
         return self.made

@@ -27,7 +27,7 @@ _RETURNED = {
 
 def must_return(call: str, found: str) -> str:
     """Explain what "reset" or "step" must return instead of what was found."""
-    return f"it must return {_RETURNED[call]}, as Gymnasium has it ({found})"
+    return f"it must return {_RETURNED[call]}, as Gymnasium specifies ({found})"
 
 
 def no_reward(reward: Any, error: Exception) -> str:
@@ -76,7 +76,7 @@ def misfit(
     ):
         return ""
     if observation is None:
-        return f"its {what} is None, where its {what}_space says {space}"
+        return f"its {what} is None, but its {what}_space says {space}"
     try:
         if has_other_lengths(space, observation):
             return f"its {what} has other parts than {space}: a tuple of another length"
@@ -92,5 +92,5 @@ def misfit(
             part = f" at {path_name(path)}" if path else ""
             is_none = array.dtype == object and array.ndim == 0 and array.item() is None
             found = "None" if is_none else f"{array.dtype} of shape {list(array.shape)}"
-            return f"its {what}{part} is {found}, where its {what}_space says {leaf}"
+            return f"its {what}{part} is {found}, but its {what}_space says {leaf}"
     return ""

@@ -45,7 +45,7 @@ from juggler.runtime.near_matches import all_of
 
 
 class EqualChoices(MultiDiscrete):
-    """A MultiDiscrete of N equal choices from 0 on.
+    """A MultiDiscrete of N equal choices that start at 0.
 
     `contains` equals Gymnasium's, in a quarter of the time for arrays of its own shape and dtype.
     """

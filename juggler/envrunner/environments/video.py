@@ -119,7 +119,7 @@ def _find_single(
 ) -> tuple[Callable[..., Any], str]:
     """Return the factory of environments with one agent, and its name."""
     if factory is None and config.env.startswith((SCHEME, ENVPOOL)):
-        raise ValueError(f"env {config.env!r} runs outside of Python and shows no pictures here")
+        raise ValueError(f"env {config.env!r} runs outside Python and shows no pictures here")
     source = factory or find_environment(config.env)
     if isinstance(source, EnvSpec):
         return functools.partial(gymnasium.make, source, disable_env_checker=True), source.id

@@ -309,7 +309,7 @@ class ParallelGame(Game):
                 )
                 raise BrokenRule(self.index, reason)
             self._rewarded(agent, self._of(agent, rewards, "rewards"), reports)
-        # Rewards may come out of turn, also to agents that did not act.
+        # Rewards may come out of turn, even to agents that did not act.
         for agent in rewards.keys() - known.keys():
             if agent in self._places:  # else it is an extra key, such as "common"
                 self._rewarded(agent, rewards[agent], reports)
@@ -335,7 +335,7 @@ class ParallelGame(Game):
             every = {**acting, **{agent: observations[agent] for agent in ended}}
             for kind, seen in self._seen_by_critics(lambda: every).items():
                 reports.critics_at_end[kind][self.index] = copy.deepcopy(seen)
-        if there:  # also if all of them pause
+        if there:  # even if all of them pause
             for kind, seen in self._seen_by_critics(lambda: acting).items():
                 reports.critics_now[kind][self.index] = seen
 

@@ -134,7 +134,7 @@ class ModuleSlots:
         self._paced.use(version)
 
     def line_up(self, line_up: LineUp) -> None:
-        """Play this module's slots in these environments until their episodes end."""
+        """Play this module's slots in these environments until the episodes end."""
         self._plays_whole_group = False
         mine = line_up.players == self.role.module_id  # [K * A]
         if not self.is_seated and not mine.any():

@@ -160,7 +160,7 @@ class PacedSlots:
         of["step"][places] = steps + 1
 
     def add_to_returns(self, places: Where, rewards: NDArray[np.floating[Any]]) -> None:
-        """Add rewards [B] that no step has to returns [B]."""
+        """Add rewards [B] that belong to no step to the returns."""
         self.of["return"][places] += rewards
 
     def end(

@@ -176,7 +176,7 @@ def transitions(columns: Columns, n: int, gamma: float) -> Transitions:
 
 
 def terminated(columns: Columns) -> Tensor:
-    """Mark live steps that terminate, bool [N, T]; also for transitions."""
+    """Mark live steps that terminate, in rows or transitions, bool [N, T]."""
     ends = columns[DISCOUNTS] == 0 if DISCOUNTS in columns else columns[c.TERMINATED]  # [N, T]
     found: Tensor = ends & columns[c.LIVE]  # [N, T]
     return found

@@ -79,7 +79,7 @@ class RingInbox:
                 if not why and self._ended:
                     why = "the learner before this one has left"
                 if not why and time.monotonic() > deadline:
-                    why = f"nothing came within {COLLECTIVE_SECONDS:.0f} s"
+                    why = f"nothing arrived within {COLLECTIVE_SECONDS:.0f} s"
                 if why:
                     raise PeerLost(why)
                 self._changed.wait(_POLL_SECONDS)

@@ -186,7 +186,7 @@ def _met(
     deadline = time.monotonic() + COLLECTIVE_SECONDS
     keys = [f"{generation}/here/{each}" for each in range(size)]
     store: Any = None
-    problem = "some have not come"
+    problem = "some have not arrived"
     while not superseded() and time.monotonic() < deadline:
         try:
             # The learner with the store may be the last one to start.

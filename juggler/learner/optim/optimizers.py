@@ -24,7 +24,7 @@ from juggler.runtime.wrong_value import points_of
 
 
 class Schedule:
-    """Piecewise linear function of steps, constant outside of its points.
+    """Piecewise linear function of steps, constant outside its points.
 
     It is computed on the device of the step counter, so no update waits for a device.
 

@@ -525,7 +525,7 @@ class ClippedActions:
             self._suits = True
             self._warn(
                 f"found {share:.0%} of the numbers in actions of module {self._module_id!r} "
-                "outside of the bounds of the action space: all of them become a bound, and "
+                "outside the bounds of the action space: all of them become a bound, and "
                 'little can be learned so. Set connectors.module_to_env = ["rescale_actions"], '
                 "which maps [-1, 1] to finite bounds, or model.squash = true"
             )

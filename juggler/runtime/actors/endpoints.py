@@ -20,7 +20,7 @@ PROTOCOL_VERSION = 9
 
 _LOOK_SECONDS = 0.5
 _REPORT_SECONDS, _MOST_REPORTS = 5.0, 20
-_LONGEST_REPORT_SECONDS = 30.0  # also if there are more reports
+_LONGEST_REPORT_SECONDS = 30.0  # even if there are more reports
 
 _SIZES = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -181,13 +181,13 @@ class Supervisor:
                 slot.first_use = min(slot.first_use, time.monotonic())
 
     def keeps_failing(self, worker_id: str) -> bool:
-        """Return whether a worker died at least twice since enough use."""
+        """Return whether a worker died repeatedly without enough use in between."""
         slot = self._slots[worker_id]
         with self._lock:
             return slot.failures > 1 and not slot.has_run_long_enough(time.monotonic())
 
     def give_up(self, worker_id: str, pid: int) -> None:
-        """Let a worker stay down after the same failure again.
+        """Keep a worker down that failed again in the same way.
 
         Does nothing if it had enough use in between.
 

@@ -145,7 +145,7 @@ def _apply(pieces: list[Piece], entry: object) -> None:
     match placing:
         case {"remove": where}:
             if rest:
-                raise ValueError(f"a table with 'remove' has no other keys, not {sorted(rest)}")
+                raise ValueError(f"a table with 'remove' must have no other keys: {sorted(rest)}")
             del pieces[_index(pieces, where)]
             return
         case {"before": where}:

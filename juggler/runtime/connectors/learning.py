@@ -217,7 +217,7 @@ class NextObservations(LearnerConnector):
 
 
 class ReturnsToGo(LearnerConnector):
-    """Adds the column "returns_to_go" [N, T]: discounted rewards from each step on.
+    """Adds the column "returns_to_go" [N, T]: discounted rewards from each step onward.
 
     The sum ends with the episode or with the row. Later rewards are not in the batch, and no value
     estimate replaces them. Steps that are not live have 0.

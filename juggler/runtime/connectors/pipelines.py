@@ -90,7 +90,7 @@ class EnvToModule:
         }
 
     def with_numbers(self, observations: Any, numbers: Mapping[str, Any]) -> Any:
-        """Call with tensors [B, ...], and with `numbers` as tensors."""
+        """Convert tensors [B, ...], with the connectors' numbers as tensors."""
         for place, each in enumerate(self.stored):
             if isinstance(each, MergeableConnector):
                 start = f"numbers_{place}_"

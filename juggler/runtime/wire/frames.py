@@ -283,7 +283,7 @@ class FrameReader(Generic[H]):
         elif chunk.header is not None or chunk.tree is not None or chunk.slot is not None:
             raise WireError(f"a new frame began before the last one ended, {partial}")
         elif not chunk.size:
-            raise WireError(f"a chunk without payload came in mid-frame, {partial}")
+            raise WireError(f"a chunk without payload arrived in mid-frame, {partial}")
         if not partial.add(message, chunk):
             self._partial = partial
             return None
@@ -308,7 +308,7 @@ class FrameReader(Generic[H]):
     def _check_digest(self, chunk: Chunk, message: bytes) -> None:
         if chunk.digest is None:
             if self._digests and chunk.slot is None:
-                raise WireError("a chunk came without its digest")
+                raise WireError("a chunk arrived without its digest")
             return
         share = memoryview(message)[chunk.start : chunk.start + chunk.size]
         if chunk.digest != digest_of([share]):

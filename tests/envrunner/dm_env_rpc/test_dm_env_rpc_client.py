@@ -284,7 +284,7 @@ def _raise(response: Any, step: int) -> Any:
     ("change", "words"),
     [
         (_without_reward, "'reward' was requested, and is"),
-        (_with_board(np.zeros((3, 4))), "'board' came as doubles, and its"),
+        (_with_board(np.zeros((3, 4))), "'board' arrived as doubles, and its"),
         (_with_board(np.zeros((4, 3), np.float32)), r"shape \[4, 3\], and its spec says \[3, 4\]"),
         (_with_state(0), "has the state 0"),
         (_raise, "refused step: INVALID_ARGUMENT"),
@@ -449,11 +449,11 @@ def test_one_element_fills_a_shape_and_one_dimension_may_be_open(
     [
         ((2, 3), 5, "has 5 elements: there must be 6, or one"),
         ((2, 3), 0, "has 0 elements"),
-        ((-1, -1), 6, r"came with shape \[-1, -1\]"),
-        ((3, 2), 6, r"came with shape \[3, 2\], and its"),
-        ((6,), 6, r"came with shape \[6\]"),
-        ((), 1, r"came with shape \[\]"),
-        ((1 << 30, 1 << 30), 1, "came with shape"),
+        ((-1, -1), 6, r"arrived with shape \[-1, -1\]"),
+        ((3, 2), 6, r"arrived with shape \[3, 2\], and its"),
+        ((6,), 6, r"arrived with shape \[6\]"),
+        ((), 1, r"arrived with shape \[\]"),
+        ((1 << 30, 1 << 30), 1, "arrived with shape"),
     ],
 )
 def test_a_tensor_of_another_shape_is_refused(shape: Any, elements: int, words: str) -> None:

@@ -207,7 +207,7 @@ def step_in_a_process(
     ],
 )
 def test_an_observation_is_not_squeezed_into_the_shape_and_dtype_of_its_space(shown, words) -> None:
-    expected = rf"0 \(pixels\) failed in step: its observation is {words}, where its obs.* says Box"
+    expected = rf"0 \(pixels\) failed in step: its observation is {words}, but its obs.* says Box"
     with pytest.raises(EnvironmentFailed, match=expected):
         step_in_a_process(shown=shown)
 

@@ -151,9 +151,9 @@ class Parts(Scripted):
         ({"a": np.zeros(2), "b": 1, "c": 0}, ""),
         ({"a": np.zeros(3, np.float32), "b": 1}, r"at 'a' is float32 of shape \[3\]"),
         ({"a": np.zeros(2), "b": 0.5}, r"at 'b' is float64 of shape \[\]"),
-        ({"a": None, "b": 1}, "at 'a' is None, where its"),
+        ({"a": None, "b": 1}, "at 'a' is None, but its"),
         ({"b": 1}, "has other parts than Dict.*: KeyError: 'a'"),
-        (None, "is None, where its"),
+        (None, "is None, but its"),
     ],
 )
 def test_an_observation_that_is_not_of_its_space_is_named(shown: Any, words: str) -> None:

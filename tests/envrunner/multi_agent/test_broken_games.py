@@ -84,15 +84,15 @@ BROKEN: dict[str, tuple[Callable[[Any, list[Any]], Any], str]] = {
     ),
     "the shape is wrong": (
         lambda game, told: told[0].update({game.agents[0]: np.zeros(2)}),
-        "its observation is float64 of shape [2], where its observation_space says Box",
+        "its observation is float64 of shape [2], but its observation_space says Box",
     ),
     "an observation is None": (
         lambda game, told: told[0].update({game.agents[0]: None}),
-        "its observation is None, where its observation_space says Box",
+        "its observation is None, but its observation_space says Box",
     ),
     "the dtype is wrong": (
         lambda game, told: told[0].update({game.agents[0]: np.zeros(3, complex)}),
-        "its observation is complex128 of shape [3], where its observation_space says Box",
+        "its observation is complex128 of shape [3], but its observation_space says Box",
     ),
     "a dict is missing": (
         lambda game, told: told.pop(),

@@ -224,7 +224,7 @@ def test_a_state_that_does_not_fit_its_space_is_told() -> None:
     class Other(Parallel):
         state_space = spaces.Box(-1, 1, (4,), np.float64)
 
-    with pytest.raises(EnvironmentFailed, match=r"its state is .* where its state_space says"):
+    with pytest.raises(EnvironmentFailed, match=r"its state is .* but its state_space says"):
         GamesInTurn([ParallelGame(Other(drawn(0, "parallel")), 0)], "s", ["state"])
     vector = Vector(1, [drawn(0, "parallel")])
     vector.state_space = Other.state_space

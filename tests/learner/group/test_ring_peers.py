@@ -282,7 +282,7 @@ def test_one_that_says_nothing_is_not_waited_for_long(
     with members(2, tls) as those:
         group = meet(those)
         monkeypatch.setattr(ring_peers, "COLLECTIVE_SECONDS", 0.3)
-        with pytest.raises(PeerLost, match="nothing came within"):
+        with pytest.raises(PeerLost, match="nothing arrived within"):
             group[0].sum(torch.ones(3))
         closed(group)
 

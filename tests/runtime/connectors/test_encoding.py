@@ -301,7 +301,7 @@ def test_trees_of_actions_are_clipped_and_rescaled_leaf_by_leaf() -> None:
     turn = np.array([2])
     sent = built({"push": np.array([[3.0, 0]]), "turn": {"0": turn, "1": np.array([[0, -4.0]])}})
     assert sent["push"].tolist() == [[2, 5]]
-    assert sent["turn"][0] is turn  # as Gymnasium has it
+    assert sent["turn"][0] is turn  # as Gymnasium specifies
     assert sent["turn"][1].tolist() == [[0, 0]]
 
 

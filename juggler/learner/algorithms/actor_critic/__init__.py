@@ -24,7 +24,7 @@ class ActorCriticConfig(LearnerConfig):
     """Weight of the value function's loss."""
 
     burn_in: int = 0
-    """Steps that only renew a recurrent module's state, if a row continues an episode."""
+    """Steps that only warm up a recurrent module's state, if a row continues an episode."""
 
     def metric_names(self) -> list[str]:
         names = ["policy_loss", "value_loss", "entropy"]

@@ -54,7 +54,7 @@ class AppoConfig(ImpalaConfig):
             if self.target_period < 2:
                 raise ValueError(
                     f"target_kl = {self.target_kl} with target_period = {self.target_period}: a "
-                    "target network that is renewed after every step has no divergence; set "
+                    "target network that is updated after every step has no divergence; set "
                     "target_period = 2 or more"
                 )
 

@@ -2,7 +2,7 @@
 
 Luo et al. 2020, "IMPACT: Importance Weighted Asynchronous Architectures with Clipped Target
 Networks", section 3. The policy π has to stay near a target network, not near the policy μ that
-sampled a batch. The target network is a copy of the parameters, renewed every `target_period`
+sampled a batch. The target network is a copy of the parameters, updated every `target_period`
 optimizer steps. So a batch may be old, and may be used several times: the learner keeps some
 batches in a circular buffer. With π' and V' of the target network, the loss on a batch,
 a mean over its live steps t, is the sum of
@@ -16,7 +16,7 @@ a mean over its live steps t, is the sum of
 
 V-trace gives advantages Â_t and targets v_t for the policy π' and values V' (Espeholt et al. 2018,
 section 4.1). The distance is part of the loss if `target_kl` is set. Whenever the target
-network is renewed, β doubles if the last KL was more than 1.5 times `target_kl`, and halves if it
+network is updated, β doubles if the last KL was more than 1.5 times `target_kl`, and halves if it
 was less than `target_kl` / 1.5 (Schulman et al. 2017, "Proximal Policy Optimization Algorithms",
 section 4).
 """
@@ -80,7 +80,7 @@ class Appo(Impala):
             kl = aux.means["kl_from_target"]  # []
             factor = torch.where(kl > 1.5 * self.config.target_kl, 2.0, 1.0)  # []
             factor = torch.where(kl < self.config.target_kl / 1.5, 0.5, factor)  # []
-            factor = torch.where(due, factor, 1.0)  # [] just after a renewal the KL is 0 for any β
+            factor = torch.where(due, factor, 1.0)  # [] just after its update the KL is 0 for any β
             extra["kl_coefficient"] = new["extra"]["kl_coefficient"] * factor  # []
         return extra
 

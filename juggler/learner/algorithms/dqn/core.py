@@ -68,7 +68,7 @@ class Dqn(GreedyTargetCore, OffPolicyCore):
             after, best = self._best(forward, following, state)  # {name: [N T, ...]}, [N T]
             estimates = _of(after[c.ACTION_DIST_INPUTS], best).view(n, t)  # [N, T]
             targets = torch.where(live, rewards + discounts * estimates, 0.0)  # [N, T]
-        # Errors of the mean return, which are a metric also for C51.
+        # Errors of the mean return, which are a metric for C51, too.
         mean, errors = LiveMean(live), (targets - chosen).detach().abs()  # [N, T]
         if RETURN_LOGITS in outputs:
             with torch.no_grad():

@@ -7,7 +7,7 @@ the observation x' that the step led to, normalized:
     i_t = mean (g(x') - f(x'))² / σ
 
 σ is the standard deviation of the discounted intrinsic return so far along a row, over all live
-steps up to now. In the paper, that return continues from one row of an environment to the next;
+steps so far. In the paper, that return continues from one row of an environment to the next;
 here it begins at 0 with each row, because successive rows of an environment may reach different
 learners. What both networks see is normalized by the mean and the standard deviation of
 observations so far, and clipped. Both statistics already include the steps to which they are
@@ -65,7 +65,7 @@ _ROUNDING = 1e-10  # a variance below this share of the squared mean is only rou
 
 
 class Rnd(RewardingCore):
-    """Wraps a GradientCore to learn also from rewards for new observations.
+    """Wraps a GradientCore, and adds rewards for new observations.
 
     Args:
         inner: the algorithm.

@@ -44,7 +44,7 @@ class R2d2Config(EpsilonGreedyConfig):
     """Exponent of importance weights (β): 0 none, as in the paper, 1 fully."""
 
     burn_in: int = 0
-    """Steps that only renew a recurrent module's state, if a row continues an episode."""
+    """Steps that only warm up a recurrent module's state, if a row continues an episode."""
 
     def keys_of_kept_steps(self) -> list[str]:
         return []  # rows are kept as they came

@@ -22,8 +22,8 @@ class SacConfig(OffPolicyConfig):
     """Learning rate of policy, values and temperature, or a schedule of it."""
 
     temperature: float | None = None
-    """Weight of the policy's entropy relative to rewards (α); none: learned, from 1 on, to reach
-    target_entropy."""
+    """Weight of the policy's entropy relative to rewards (α); none: learned, starting at 1, to
+    reach target_entropy."""
 
     target_entropy: float | None = None
     """Entropy in nats that a learned temperature aims at, with a Box scaled to -1 and 1; none:

@@ -35,7 +35,7 @@ from juggler.runtime.wire.trees import path_name
 
 
 class Categorical(ActionDistribution):
-    """One of n actions from `start` on, by logits [..., n]."""
+    """One of n actions that begin at `start`, by logits [..., n]."""
 
     def __init__(self, logits: Tensor, start: int = 0) -> None:
         self.logits = logits  # [..., n]

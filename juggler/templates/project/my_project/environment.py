@@ -37,7 +37,7 @@ class Thermostat(gymnasium.Env[Observation, np.int64]):
         return self._observe(), {}
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Make a minute pass."""
+        """Advance by a minute."""
         self.inside += 0.02 * (self.outside - self.inside) + int(action)
         self.minute += 1
         error = abs(self.inside - 20)
