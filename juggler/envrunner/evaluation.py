@@ -25,7 +25,7 @@ from juggler.runtime.wire.structures import put, take, to_tree, zeros
 from juggler.runtime.wire.trees import Tree
 
 if TYPE_CHECKING:
-    from juggler.envrunner.multi_agent.line_up import LineUps, Players
+    from juggler.envrunner.multi_agent.line_up import LineUps
     from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 
 
@@ -37,9 +37,6 @@ class GymnasiumTurns:
 
     Args:
         env: N environments, with any autoreset mode.
-
-    Raises:
-        ValueError: the vector's metadata has no autoreset mode.
     """
 
     agents: tuple[str, ...] = (ALONE,)
@@ -54,10 +51,11 @@ class GymnasiumTurns:
         self.critic_spaces = {}
         self._autoreset = autoreset_mode(env)
         self._all = np.arange(self.num_envs)  # [N]
-        self._none = np.zeros(0, np.intp)
-        self._no_flags = np.zeros(0, np.bool_)
-        self._no_returns = np.zeros((0, 1))
-        self._no_observations = zeros(self._space, (0,))  # [0, ...]
+        none, no_rewards = np.zeros(0, np.intp), np.zeros(0)
+        # For turns with which no episode ends, as in `_turn`.
+        no_flags = np.zeros(0, np.bool_)
+        nothing = zeros(self._space, (0,)), no_rewards, no_flags, no_rewards, none
+        self._none, self._nothing = none, nothing
         self._not_first = np.zeros(self.num_envs, np.bool_)  # [N]
         self._begin()
 
@@ -71,7 +69,8 @@ class GymnasiumTurns:
         shown = reset_environments(self.env, seed)  # [N, ...]
         self._begin()
         first = np.ones(self.num_envs, np.bool_)  # [N]
-        return self._turn(shown, np.zeros(self.num_envs), first, began=self._all)
+        none, nothing = self._none, self._nothing
+        return self._turn(shown, np.zeros(self.num_envs), first, self._all, none, nothing)
 
     def step(self, actions: Sequence[Any]) -> Turn:
         shown, rewards, terminated, truncated, infos = self.env.step(actions[0])
@@ -89,20 +88,15 @@ class GymnasiumTurns:
         self._returns += rewards
         if not np.count_nonzero(done):
             first = self._not_first if idle is None else idle
-            return self._turn(shown, rewards, first, began=began)
+            return self._turn(shown, rewards, first, began, self._none, self._nothing)
         over = done.nonzero()[0]  # [L]
         terminated = np.asarray(terminated)[over]  # [L]
         last = self._last_observations(shown, infos, over, terminated)  # [L, ...]
         # In this mode, nothing else resets them.
         if self._autoreset is AutoresetMode.DISABLED:
             shown, _ = self.env.reset(options={"reset_mask": done})
-        ended = (
-            last,
-            rewards[over],
-            terminated,
-            self._returns[over],
-            self._steps - self._began[over],
-        )
+        lengths = self._steps - self._began[over]  # [L]
+        ended = last, rewards[over], terminated, self._returns[over], lengths
         # A last reward belongs to the ended episode, not to the next action.
         rewards[over] = 0
         if self._autoreset is AutoresetMode.NEXT_STEP:
@@ -110,17 +104,16 @@ class GymnasiumTurns:
         else:
             first, began = done, over
             self._began[over], self._returns[over] = self._steps, 0
-        return self._turn(shown, rewards, first, began=began, over=over, ended=ended)
+        return self._turn(shown, rewards, first, began, over, ended)
 
     def _turn(
         self,
         shown: Any,
         rewards: NDArray[np.float64],
         first: NDArray[np.bool_],
-        *,
         began: NDArray[np.intp],
-        over: NDArray[np.intp] | None = None,
-        ended: tuple[Any, ...] = (),
+        over: NDArray[np.intp],
+        ended: tuple[Any, ...],
     ) -> Turn:
         """Assemble a turn.
 
@@ -129,13 +122,9 @@ class GymnasiumTurns:
             rewards: [N] float64, 0 where an episode has just ended or begun.
             first: [N]
             began: [K]
-            over: [L]; None: no episode ended.
+            over: [L]
             ended: last observations [L, ...], last rewards, terminated, returns and lengths [L].
         """
-        none = self._none
-        if over is None:
-            over, no_rewards = none, self._no_returns[:, 0]
-            ended = self._no_observations, no_rewards, self._no_flags, no_rewards, none
         last_observations, last_rewards, terminated, returns, lengths = ended
         # Rows that only reset are in it, because the vector needs all actions.
         group = GroupTurn(
@@ -161,9 +150,6 @@ class GymnasiumTurns:
         """Copy the last observations [L, ...] of ended episodes.
 
         Under SAME_STEP autoreset, a terminated episode may have no last observation: it is zeros.
-
-        Raises:
-            EnvironmentFailed: a truncated episode's observation is missing, or does not fit.
         """
         if self._autoreset is not AutoresetMode.SAME_STEP:
             found: Tree = take(to_tree(self._space, shown), over)
@@ -187,15 +173,10 @@ class GymnasiumTurns:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The mean return that an evaluation must reach.
-
-    Attributes:
-        mean: the goal.
-        best: the best return of an episode in training.
-    """
+    """The mean return that an evaluation must reach."""
 
     mean: float
-    best: float
+    best: float  # the best return of an episode in training
 
     def out_of_reach(self, returns: Sequence[float], episodes: int) -> bool:
         """Return whether the mean will stay below the goal in any case."""
@@ -204,39 +185,25 @@ class Goal:
 
 
 class PlayedEpisodes(NamedTuple):
-    """Whole episodes that were played.
+    """Whole episodes that were played."""
 
-    Attributes:
-        returns: undiscounted returns, by environment and then by time; with several agents, summed
-            over the agents.
-        lengths: numbers of environment steps, in the same order.
-        agent_returns: returns of each of several agents; {}: there is one agent.
-    """
-
+    # Undiscounted returns, by environment and then by time; with several agents, summed over the
+    # agents.
     returns: list[float]
-    lengths: list[int]
-    agent_returns: AgentReturns
+    lengths: list[int]  # numbers of environment steps, in the same order
+    agent_returns: AgentReturns  # returns of each of several agents; {}: there is one agent
 
 
 class Episode(NamedTuple):
-    """One whole episode that was played.
-
-    Attributes:
-        env: its environment.
-        number: of the episode in its environment, or among all if the episodes that begin first
-            are played.
-        total: undiscounted return, summed over all agents.
-        length: number of environment steps.
-        returns: [A] undiscounted return of each agent; NaN if it did not act.
-        steps: [A] number of actions of each agent.
-    """
+    """One whole episode that was played."""
 
     env: int
+    # Of the episode in its environment, or among all if the episodes that begin first are played.
     number: int
-    total: float
-    length: int
-    returns: NDArray[np.float64]
-    steps: NDArray[np.intp]
+    total: float  # undiscounted return, summed over all agents
+    length: int  # number of environment steps
+    returns: NDArray[np.float64]  # [A] undiscounted return of each agent; NaN if it did not act
+    steps: NDArray[np.intp]  # [A] number of actions of each agent
 
 
 def shares(episodes: int, num_envs: int) -> NDArray[np.intp]:
@@ -262,8 +229,6 @@ def whole_episodes(
     Args:
         envs: N environments. A sampler that uses them must be reset afterwards.
         act: chooses the actions of a turn, for `MultiAgentEnvs.step`.
-        episodes: at least 1.
-        seed: of the environments.
         watch: called after each step with the number of finished episodes and of steps so far.
         most_steps: maximum environment steps of an episode; an episode that reaches it counts with
             its rewards so far, and later steps count as another episode. 0: no limit.
@@ -293,10 +258,7 @@ class _EpisodeBooks:
     """Accounts of the running episodes of N environments with A agents.
 
     Args:
-        envs: the environments.
         limit: [N] number of the episode from which on episodes are not counted.
-        most_steps: as in `whole_episodes`.
-        first_that_begin: as in `whole_episodes`.
     """
 
     def __init__(
@@ -378,22 +340,19 @@ def _played(
     episodes: int,
     goal: Goal | None,
     agents: Sequence[str] = (),
-    players: Players | None = None,
+    players: NDArray[np.object_] | None = None,
 ) -> PlayedEpisodes:
     """Collect an evaluation's episodes, until its goal is out of reach.
 
     Args:
         ended: episodes by time.
-        episodes: their number.
-        goal: of the run.
-        agents: names of several agents.
-        players: the modules that play them now.
+        players: [N, A] the modules that play now.
     """
     every: list[tuple[Episode, Any]] = []  # with the modules [1, A]
     for found in ended:
         # Later episodes of an environment may have other players.
         for episode in found:
-            here = None if players is None else players.of(np.array([episode.env]))
+            here = None if players is None else players[[episode.env]]
             every.append((episode, here))
         if goal is not None and goal.out_of_reach([each.total for each, _ in every], episodes):
             break
@@ -423,11 +382,7 @@ def evaluate(
         env: with any autoreset mode. A sampler that uses it must be reset afterwards.
         policy: has as many rows as `env`; its connectors learn nothing here.
         episodes, seed, watch, most_steps: as in `whole_episodes`.
-        goal: stop as soon as it is out of reach.
         explore: draw actions as in training, instead of taking the most likely ones.
-
-    Raises:
-        EnvironmentFailed: as `whole_episodes`.
     """
     seen = policy.connectors.observation_space
     legal = LegalActions.of(seen, env.single_action_space)
@@ -475,26 +430,20 @@ def play_whole_episodes(
 
     Args:
         envs: N environments. A sampler that uses them must be reset afterwards.
-        modules: play all agents.
         episodes, seed, watch, most_steps: as in `whole_episodes`.
-        goal: stop as soon as it is out of reach.
         line_ups: decides which modules play each episode, from the same seed; None: each module
             always plays its agents. A sampler that uses it must be reset afterwards.
-
-    Raises:
-        EnvironmentFailed: as `whole_episodes`.
     """
-    from juggler.envrunner.multi_agent.line_up import Players
-
     played_by = {agent: each.role.module_id for each in modules for agent in each.role.agents}
-    players = Players(envs.num_envs, envs.agents, played_by)
+    ids = np.array([played_by[agent] for agent in envs.agents], np.object_)
+    players = np.tile(ids, (envs.num_envs, 1))  # [N, A]
     if line_ups is not None:
         line_ups.reset(seed)
 
     def act(turn: Turn) -> list[Any]:
         if line_ups is not None and len(turn.began):
             line_up = line_ups.begin(turn.began)
-            players.line_up(line_up)
+            players.flat[line_up.slots] = line_up.players
             for slots in modules:
                 slots.line_up(line_up)
         return actions_of(envs, modules, turn)

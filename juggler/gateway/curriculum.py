@@ -14,17 +14,7 @@ from juggler.runtime.wrong_value import points_of
 
 
 class Curriculum:
-    """Chooses the seeds of sessions, and the parameters of new episodes.
-
-    Args:
-        seed: seed of the gateway.
-        parameters: the key `simulator_parameters`.
-        steps: number of steps that the run has trained on.
-
-    Attributes:
-        own: ordered addresses that are each reserved for one simulator.
-        parameters: current numbers, by name.
-    """
+    """Chooses the seeds of sessions, and the parameters of new episodes."""
 
     def __init__(
         self,
@@ -32,8 +22,8 @@ class Curriculum:
         parameters: Mapping[str, float | Sequence[tuple[float, float]]] | None = None,
         steps: int = 0,
     ) -> None:
-        self.own: Sequence[str] = ()
-        self.parameters: dict[str, float] = {}
+        self.own: Sequence[str] = ()  # ordered addresses that are each reserved for one simulator
+        self.parameters: dict[str, float] = {}  # current numbers, by name
         self._seed = seed
         self._schedules = {name: points_of(each) for name, each in (parameters or {}).items()}
         self._begun: Counter[int] = Counter()  # number of sessions, by index of the address
@@ -62,9 +52,6 @@ class Curriculum:
 
     def news_for(self, session: GatewaySession) -> bytes:
         """Return changed parameters for a session, as fields of an ActionBatch.
-
-        Args:
-            session: the session that gets the answer.
 
         Returns:
             Serialized fields; b"": the session has the current parameters.

@@ -30,9 +30,8 @@ from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.episode_log import EpisodeLog, EpisodeWriter
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.module_player import ModulePlayer
-from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import GatewaySettings
-from juggler.gateway.sessions import RESUME_SECONDS
+from juggler.gateway.sessions import RESUME_SECONDS, AgentInterface
 from juggler.gateway.simulator_evaluation import GreedyEpisodes
 from juggler.gateway.simulators import Simulators
 from juggler.gateway.transport import Transport
@@ -69,17 +68,12 @@ def main(program: EnvRunnerProgram) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AskedRound:
-    """The requests of a round, and when it ends.
+    """The requests of a round, and when it ends."""
 
-    Attributes:
-        requests: requests by command id, one for each module.
-        at: arrival, in seconds of `time.monotonic`.
-        until: environment steps at which it ends, because line-ups may leave out one of its
-            modules; None: it ends with its batches.
-    """
-
-    requests: dict[int, training_pb2.SampleRequest]
-    at: float
+    requests: dict[int, training_pb2.SampleRequest]  # requests by command id, one for each module
+    at: float  # arrival, in seconds of `time.monotonic`
+    # Environment steps at which it ends, because line-ups may leave out one of its modules; None:
+    # it ends with its batches.
     until: int | None = None
 
     @property
@@ -97,12 +91,9 @@ class GatewayRunner(SamplingWorker):
     round is open, the agents of all its modules may begin rows. A round ends when every module has
     a batch, or one module has two. If line-ups are drawn, it also ends with as many steps as a
     round of an EnvRunner has. Then each module hands over its complete rows.
-
-    Attributes:
-        slow_seconds: time after which the gateway reports how full a batch is.
     """
 
-    slow_seconds = 30.0
+    slow_seconds = 30.0  # time after which the gateway reports how full a batch is
 
     def __init__(
         self,
@@ -452,11 +443,7 @@ class GatewayRunner(SamplingWorker):
     # -- rounds -----------------------------------------------------------------------------------
 
     def _can_begin(self, asked: AskedRound) -> bool:
-        """Return whether its requests have their weights, or have no learner.
-
-        Raises:
-            LearnerOutOfReach: no weights arrived for too long.
-        """
+        """Return whether its requests have their weights, or have no learner."""
         for request in asked.requests.values():
             player = self._players.get(request.module_id)
             if player is None:
@@ -588,19 +575,12 @@ class ServedPlayer(ModulePlayer):
 
     Args:
         module_id: id of the module; `random` draws its actions.
-        interface: interface of its agents.
         setup: setup of the module; None: of `random`.
         streams: streams to and from the module's learners; None: it is not trained.
-        seed: seed of its noise.
         rows: rows of a batch, one for each of its agents in each environment.
-        steps: T.
-        own_code: a script's code that the setup may use.
-        frozen: weights of modules that are not trained.
         episodes: the data set for recorded episodes; None: they are not recorded.
 
     Attributes:
-        module_id: as given.
-        streams: as given.
         most_rows: maximum rows of a batch.
         has_weights: weights of a learner have arrived.
 
@@ -652,9 +632,6 @@ class ServedPlayer(ModulePlayer):
 
         Args:
             tree: the module's part of the checkpoint; None: the module is not trained.
-
-        Raises:
-            ValueError: the tree is missing, or does not fit the module.
         """
         if tree is None and self.streams is not None:
             raise ValueError(f"the checkpoint to play has no weights of module {self.module_id!r}")

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.module_player import ModulePlayer
-from juggler.gateway.row_layout import AgentInterface, check_rewards, read_infos
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.session_manager import SessionManager
-from juggler.gateway.sessions import GatewaySession
-from juggler.gateway.step_batches import to_message
+from juggler.gateway.sessions import AgentInterface, GatewaySession
+from juggler.gateway.step_batches import check_rewards, read_infos, to_message
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.leaves import acted_dtype, at, holds_masks
@@ -46,43 +45,24 @@ _MOST_WAITING_BYTES = 1 << 30
 
 @dataclass(slots=True, eq=False)
 class Recording:
-    """L steps of one environment, within one episode.
-
-    Attributes:
-        session: session of the simulator.
-        seq: number of the message.
-        environment: its number in the session.
-        observations: a tree [L + 1, ...], as in batches.
-        actions: a tree [L, ...], as in batches.
-        rewards: [L]
-        action_logp: [L]
-        starts: the first step begins an episode.
-        terminated: the last step ended it.
-        truncated: the last step cut it off.
-        version: version of the weights that acted; None: not known.
-        infos: [L, K] numbers of each step; None: no numbers.
-        taken: number of used steps.
-        stale: some steps were too old for training.
-        bytes: size of its message.
-        arrived: seconds of `time.perf_counter`.
-    """
+    """L steps of one environment, within one episode."""
 
     session: GatewaySession
     seq: int
-    environment: int
-    observations: Tree
-    actions: Tree
-    rewards: NDArray[np.float32]
-    action_logp: NDArray[np.float32]
-    starts: bool
-    terminated: bool
-    truncated: bool
-    version: Version | None
-    infos: NDArray[np.float64] | None = None
-    taken: int = 0
-    stale: bool = False
-    bytes: int = 0
-    arrived: float = field(default_factory=time.perf_counter)
+    environment: int  # its number in the session
+    observations: Tree  # a tree [L + 1, ...], as in batches
+    actions: Tree  # a tree [L, ...], as in batches
+    rewards: NDArray[np.float32]  # [L]
+    action_logp: NDArray[np.float32]  # [L]
+    starts: bool  # the first step begins an episode
+    terminated: bool  # the last step ended it
+    truncated: bool  # the last step cut it off
+    version: Version | None  # version of the weights that acted; None: not known
+    infos: NDArray[np.float64] | None = None  # [L, K] numbers of each step; None: no numbers
+    taken: int = 0  # number of used steps
+    stale: bool = False  # some steps were too old for training
+    bytes: int = 0  # size of its message
+    arrived: float = field(default_factory=time.perf_counter)  # seconds of `time.perf_counter`
 
     @property
     def place(self) -> int:
@@ -116,11 +96,7 @@ class RecordingReader:
         self._counts = not any(isinstance(space, spaces.Box) for _, space in self._leaves)
 
     def read(self, session: GatewaySession, message: pb.Recording) -> Recording:
-        """Read and check a recording.
-
-        Raises:
-            SessionError: the recording is not valid.
-        """
+        """Read and check a recording."""
         try:
             self._check_place(session, message)
             return self._read(session, message)
@@ -259,14 +235,7 @@ class LocalInference:
     A part of `GatewayServer`, used within its `at_work`.
 
     Args:
-        manager: opens and closes the sessions.
-        player: has the rows to fill, and the policy.
-        curriculum: parameters of episodes.
         wake: requests a turn soon; any thread may call it.
-
-    Attributes:
-        waiting: unused recordings, the oldest first.
-        bytes_waiting: size of their messages.
     """
 
     def __init__(
@@ -276,8 +245,8 @@ class LocalInference:
         curriculum: Curriculum,
         wake: Callable[[], None],
     ) -> None:
-        self.waiting: deque[Recording] = deque()
-        self.bytes_waiting = 0
+        self.waiting: deque[Recording] = deque()  # unused recordings, the oldest first
+        self.bytes_waiting = 0  # size of their messages
         self._manager, self._player, self._wake = manager, player, wake
         self._curriculum = curriculum
         chosen = player.policy.module_to_env.action_space
@@ -293,11 +262,7 @@ class LocalInference:
     # -- messages of sessions ---------------------------------------------------------------------
 
     def recording(self, session: GatewaySession, message: pb.Recording) -> None:
-        """Check and queue a recording.
-
-        Raises:
-            SessionError: the recording is not valid, or does not fit this session.
-        """
+        """Check and queue a recording."""
         session.must_be(pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
         if session.repeats(message.seq):
             return
@@ -337,11 +302,7 @@ class LocalInference:
             self._announce(session)
 
     def policy(self, session: GatewaySession, request: pb.PolicyRequest) -> None:
-        """Queue a session's request for a policy, and start the export.
-
-        Raises:
-            SessionError: its mode has no policies, or the run has no policy of this name.
-        """
+        """Queue a session's request for a policy, and start the export."""
         session.must_be(pb.LOCAL_INFERENCE)
         if request.policy not in ("", DEFAULT_MODULE):
             text = f"the policy {request.policy[:64]!r} is asked for, and this run has"
@@ -407,11 +368,7 @@ class LocalInference:
         session.stream.send(pb.ToSimulator(new_policy=news).SerializeToString())
 
     def _must_be_known(self, recording: Recording) -> None:
-        """Check that its weights were sent from here, and are in order.
-
-        Raises:
-            SessionError: they were not, or are out of order.
-        """
+        """Check that its weights were sent from here, and are in order."""
         version, versions = recording.version, recording.session.alone.versions
         if version is None:
             return
@@ -429,11 +386,7 @@ class LocalInference:
     # -- rows of recordings -----------------------------------------------------------------------
 
     def _use_waiting(self, wanted: int) -> list[Recording]:
-        """Make rows of waiting recordings; return the used recordings.
-
-        Args:
-            wanted: number of rows that may begin.
-        """
+        """Make rows of waiting recordings; return the used recordings."""
         done: list[Recording] = []
         later: deque[Recording] = deque()
         full: set[int] = set()  # places with a recording that waits
@@ -564,20 +517,12 @@ class Publisher:
     """Exports the policy once, in a thread, because it takes seconds.
 
     Models of other versions have the same graph with other weights.
-
-    Args:
-        policy: the policy to export.
-        observation_space: the simulators' observation space.
-        action_space: the simulators' action space.
-
-    Attributes:
-        failure: why the export failed; "": it has not failed.
     """
 
     def __init__(
         self, policy: Actor, observation_space: Space[Any], action_space: Space[Any]
     ) -> None:
-        self.failure = ""
+        self.failure = ""  # why the export failed; "": it has not failed
         self._policy = policy
         self._spaces = observation_space, action_space
         self._begun = False
@@ -623,11 +568,7 @@ class Publisher:
         return version in self._given
 
     def chunks(self, version: Version) -> Iterator[pb.ToSimulator]:
-        """Yield messages with the current policy.
-
-        Args:
-            version: version of its weights.
-        """
+        """Yield messages with the current policy."""
         if self._model is None or self._model[0] != version:
             self._model = version, self._with_weights()
         model = self._model[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -15,17 +15,23 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
 from juggler.envrunner.agent_returns import AgentReturns, add_returns, has_metrics_by_agent
-from juggler.envrunner.info_numbers import InfoNumber, reported_agents
+from juggler.envrunner.info_numbers import (
+    LONGEST_NAME,
+    InfoNumber,
+    is_name,
+    most_names,
+    names_another,
+    reported_agents,
+)
 from juggler.envrunner.multi_agent.line_up import LineUpError
 from juggler.envrunner.rounds import PlayedRound
 from juggler.gateway.agents import ModuleAssignment, module_of
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.module_player import TRAINING, ModulePlayer
-from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.sessions import (
-    PROTOCOL_MAX,
     RESUME_SECONDS,
+    AgentInterface,
     AgentSteps,
     BookedBatch,
     GatewaySession,
@@ -34,7 +40,6 @@ from juggler.gateway.sessions import (
     Sessions,
     SharedEpisodes,
     StepMessage,
-    check_hello,
     forget_oldest,
 )
 from juggler.gateway.simulator_evaluation import Evaluations
@@ -80,51 +85,22 @@ class GatewayWork(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Settings of a gateway.
+    """Settings of a gateway."""
 
-    Attributes:
-        max_batch: maximum rows of one inference; a batch of steps of one simulator stays whole.
-        max_wait: seconds that a step waits for other steps, for a common inference.
-        run_id: id of the run, for simulators.
-        fragment_steps: T.
-        resume_seconds: how long a session waits for a simulator that vanished.
-        refuses_logged: why data of other policies is refused; "": it is accepted.
-        casting: assigns modules to agents.
-        rows: rows of a batch, for each agent of its module; 0: do not report too few rows.
-        curriculum: seeds and parameters of episodes.
-        evaluates: the run has evaluations.
-    """
-
-    max_batch: int
-    max_wait: float
+    max_batch: int  # maximum rows of one inference; a batch of steps of one simulator stays whole
+    max_wait: float  # seconds that a step waits for other steps, for a common inference
     run_id: str
-    fragment_steps: int
-    resume_seconds: float = RESUME_SECONDS
-    refuses_logged: str = ""
+    fragment_steps: int  # T
+    resume_seconds: float = RESUME_SECONDS  # how long a session waits for a simulator that vanished
+    refuses_logged: str = ""  # why data of other policies is refused; "": it is accepted
     casting: ModuleAssignment = field(default_factory=ModuleAssignment)
-    rows: int = 0
+    rows: int = 0  # rows of a batch, for each agent of its module; 0: do not report too few rows
     curriculum: Curriculum = field(default_factory=Curriculum)
     evaluates: bool = False
 
 
 class SessionManager:
-    """Opens sessions for simulators, and closes them.
-
-    Args:
-        work: makes players, and requests samples.
-        settings: settings of the gateway.
-        counts: counts of events, by name.
-
-    Attributes:
-        sessions: all sessions.
-        guests: logs simulators that connect and leave.
-        evaluations: lets evaluations play some of the episodes.
-        players: players by key, each made when a simulator has reported its spaces.
-        answers: writers of actions, by player.
-        env_ended: return and length of environments' ended episodes, summed over the agents. Empty
-            if simulators have one agent each.
-        env_steps: steps of these environments so far.
-    """
+    """Opens sessions for simulators, and closes them."""
 
     def __init__(self, work: GatewayWork, settings: GatewaySettings, counts: Counter[str]) -> None:
         self._work, self._settings, self._counts = work, settings, counts
@@ -132,11 +108,14 @@ class SessionManager:
         self.sessions = Sessions(settings.resume_seconds)
         guests = ConnectionLog(self.sessions, work.report_line, settings.rows, settings.evaluates)
         self.guests = guests
+        # Players by key, each made when a simulator has reported its spaces.
         self.players: dict[str, ModulePlayer] = {}
         self.evaluations = Evaluations(self.players, self.sessions.by_id)
-        self.answers: dict[str, Answers] = {}
+        self.answers: dict[str, Answers] = {}  # writers of actions, by player
+        # Return and length of environments' ended episodes, summed over the agents. Empty if
+        # simulators have one agent each.
         self.env_ended: list[tuple[float, int]] = []
-        self.env_steps = 0
+        self.env_steps = 0  # steps of these environments so far
         self._agent_returns: AgentReturns = {}
         self._names = dict.fromkeys(settings.casting.table)  # of all agents, and patterns
         self._infos: dict[str, deque[InfoNumber]] = {}  # of episodes that ended
@@ -148,11 +127,7 @@ class SessionManager:
         return None if self._casting.table else self.players.get(DEFAULT_MODULE)
 
     def hello(self, stream: GatewayStream, hello: pb.Hello) -> None:
-        """Begin or resume a session.
-
-        Raises:
-            SessionError: the hello is refused.
-        """
+        """Begin or resume a session."""
         check_hello(hello, self._casting.table)
         cast = self._casting.cast(hello)
         if hello.mode == pb.LOGGED_DATA and self._settings.refuses_logged:
@@ -272,9 +247,6 @@ class SessionManager:
         """Close sessions of vanished simulators to make room for a new one.
 
         Otherwise a simulator that keeps crashing would fill the gateway.
-
-        Raises:
-            SessionError: other sessions leave no room for it.
         """
         more, gone = load_of(hello), self.sessions.vanished()
         if error := no_room(more, self._load - load_of(*(each.hello for each in gone))):
@@ -283,11 +255,7 @@ class SessionManager:
             self.lose(gone.pop(0))
 
     def _read(self, given: pb.Agent) -> AgentInterface:
-        """Read the spaces that all agents of a player have.
-
-        Raises:
-            SessionError: policies do not support the spaces.
-        """
+        """Read the spaces that all agents of a player have."""
         observed, acted = (read_space(given, name) for name in _SPACES)
         try:
             return fitting(observed, acted, self._settings.fragment_steps)
@@ -295,11 +263,7 @@ class SessionManager:
             raise SessionError(Code.WRONG_SPACES, f"{whose(given)}{error}") from error
 
     def _must_have(self, key: str, interface: AgentInterface, given: pb.Agent) -> None:
-        """Check that an agent has the spaces of a player's earlier agents.
-
-        Raises:
-            SessionError: a space differs.
-        """
+        """Check that an agent has the spaces of a player's earlier agents."""
         for name, our, ours in zip(_SPACES, interface.messages, interface.spaces, strict=True):
             if our == getattr(given, name):
                 continue
@@ -343,7 +307,7 @@ class SessionManager:
 
     def vanish(self, session: GatewaySession) -> None:
         """Wait for a simulator whose connection broke."""
-        session.vanishes()
+        session.stream, session.lost_at = None, time.monotonic()
         self.guests.vanished(session)
 
     def close(self, session: GatewaySession, why: str) -> None:
@@ -367,11 +331,7 @@ class SessionManager:
     # -- episodes ---------------------------------------------------------------------------------
 
     def shares(self, batch: StepMessage) -> list[PlayerRows]:
-        """Book a batch of steps, and split its rows among players.
-
-        Raises:
-            SessionError: an episode gets no line-up.
-        """
+        """Book a batch of steps, and split its rows among players."""
         episodes = batch.session.episodes
         if episodes is None or not episodes.drawn:
             self._book(batch)
@@ -422,13 +382,7 @@ class SessionManager:
             session.infos.see(batch.parts, over)
 
     def _add_ended(self, episodes: SharedEpisodes, booked: BookedBatch, trained: Any) -> None:
-        """Add ended episodes to the results of training.
-
-        Args:
-            episodes: of their session.
-            booked: results of the episodes.
-            trained: index of the episodes that count.
-        """
+        """Add ended episodes to the results of training."""
         returns, lengths = booked.env_returns[trained], booked.env_lengths[trained]
         self.env_ended += zip(returns.tolist(), lengths.tolist(), strict=True)
         forget_oldest(self.env_ended)
@@ -457,6 +411,60 @@ class SessionManager:
         )
 
 
+PROTOCOL_MIN = PROTOCOL_MAX = 1
+_MOST_AGENTS = 64  # of one environment
+SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
+
+
+def check_hello(hello: pb.Hello, known: Collection[str]) -> None:
+    """Check the parts of a hello other than spaces.
+
+    Args:
+        known: names of the run's agents, in this session or in another one.
+    """
+    if not hello.protocol_min <= PROTOCOL_MAX or not hello.protocol_max >= PROTOCOL_MIN:
+        raise SessionError(
+            Code.UNSUPPORTED_VERSION,
+            f"this gateway speaks version {PROTOCOL_MIN} to {PROTOCOL_MAX} of the protocol, the "
+            f"simulator {hello.protocol_min} to {hello.protocol_max}, as protocol_min and "
+            "protocol_max of its hello say: set both, or use one version of Juggler on both sides",
+        )
+    # Other versions may give these fields another meaning.
+    if hello.mode not in SERVED:
+        served = ", ".join(pb.Mode.Name(mode) for mode in SERVED)
+        raise SessionError(Code.NOT_SERVED, f"mode {hello.mode} is not served here: use {served}")
+    if not 1 <= len(hello.agents) <= _MOST_AGENTS:
+        text = f"{len(hello.agents)} agents in one session: have 1 to {_MOST_AGENTS}"
+        raise SessionError(Code.NOT_SERVED, text)
+    if not hello.environments:
+        raise SessionError(Code.UNKNOWN_ENVIRONMENT, "a session needs at least 1 environment")
+    if hello.info_names:
+        _check_info_names(hello, known)
+
+
+def _check_info_names(hello: pb.Hello, known: Collection[str]) -> None:
+    names, agents = hello.info_names, [agent.id for agent in hello.agents]
+    apart = reported_agents(agents)
+    most = most_names(apart)
+    if hello.mode == pb.LOGGED_DATA:
+        text = "the mode LOGGED_DATA has no info_names: another policy acted, and the run's metrics"
+        raise SessionError(Code.NOT_SERVED, f"{text} are of its own. Leave them out")
+    if len(names) > most:
+        whose = f" for {len(agents)} agents" if len(agents) > 1 else ""
+        text = f"{len(names)} info_names{whose}: have at most {most}"
+        raise SessionError(Code.NOT_SERVED, text)
+    # Names become metrics, beside those of other agents and sessions.
+    for at, name in enumerate(names):
+        if not is_name(name) or name in names[:at]:
+            text = f"the name {name[:20]!r} among info_names: give each number one of its own, of"
+            raise SessionError(Code.NOT_SERVED, f"{text} 1 to {LONGEST_NAME} printable characters")
+        if names_another(name, apart, (*agents, *known)):
+            text = (
+                f"with {name!r} among info_names, a number would have the name of another agent's"
+            )
+            raise SessionError(Code.NOT_SERVED, f"{text}: rename it")
+
+
 _MOST_ROW_BYTES = 256 << 20
 #: Maximum numbers in an observation or an action, with choices encoded one-hot.
 _MOST_NUMBERS = 1 << 22
@@ -482,11 +490,7 @@ def fitting(observation_space: Space[Any], action_space: Space[Any], steps: int)
 
 
 def read_space(agent: pb.Agent, name: str) -> Space[Any]:
-    """Read a space of an agent.
-
-    Raises:
-        SessionError: it is not a valid space.
-    """
+    """Read a space of an agent."""
     try:
         return space_from_message(getattr(agent, name))
     except (WireError, UnsupportedSpace) as error:
@@ -494,14 +498,7 @@ def read_space(agent: pb.Agent, name: str) -> Space[Any]:
 
 
 def difference(one: Space[Any], other: Space[Any], its_name: str, other_name: str) -> str:
-    """Describe how two spaces differ.
-
-    Args:
-        one: a space.
-        other: the expected space.
-        its_name: name of the first.
-        other_name: name of the second.
-    """
+    """Describe how two spaces differ."""
     if type(one) is type(other) and isinstance(one, spaces.Dict | spaces.Tuple):
         its, others = _parts(one), _parts(other)
         if list(its) != list(others):
@@ -624,11 +621,7 @@ class ConnectionLog:
     """Logs simulators that connect and leave, in few lines.
 
     Args:
-        sessions: the open sessions.
-        report_line: reports a line, as `GatewayWork.report_line` does.
         rows: maximum number of environments that fit a batch; 0: no maximum.
-        evaluates: the run has evaluations.
-        clock: returns seconds.
     """
 
     def __init__(

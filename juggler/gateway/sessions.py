@@ -1,4 +1,4 @@
-"""Sessions of simulators: agents, their episodes, and batches of their steps."""
+"""Sessions of simulators: agents with their spaces, episodes, and batches of steps."""
 
 from __future__ import annotations
 
@@ -7,53 +7,188 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.envrunner.info_numbers import (
-    LARGEST,
-    LONGEST_NAME,
-    MOST_EPISODES,
-    InfoNumber,
-    is_name,
-    keep_newest,
-    most_names,
-    names_another,
-    reported_agents,
-)
-from juggler.envrunner.multi_agent.line_up import LineUp, LineUps, Players
-from juggler.gateway.row_layout import AgentInterface
+from juggler.envrunner.environments.action_masks import LegalActions, find_non_binary
+from juggler.envrunner.info_numbers import LARGEST, MOST_EPISODES, InfoNumber, keep_newest
+from juggler.envrunner.multi_agent.line_up import LineUps
 from juggler.gateway.session_errors import Code, SessionError
+from juggler.runtime.connectors import leaves
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.near_matches import one_of
+from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves, zeros
+from juggler.runtime.wire.trees import Path, Skeleton, Tree, dtype_to_number, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 if TYPE_CHECKING:
     from juggler.gateway.transport import GatewayStream
 
 
-PROTOCOL_MIN = PROTOCOL_MAX = 1
-_MOST_AGENTS = 64  # of one environment
 #: How long a session waits for a simulator that vanished.
 RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
-SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
+
+
+class Leaf:
+    """One array of a space."""
+
+    def __init__(self, path: Path, space: Space[Any]) -> None:
+        self.path = path
+        self.space = space
+        assert space.dtype is not None
+        assert space.shape is not None
+        self.dtype = np.dtype(space.dtype).newbyteorder("<")
+        self.shape = space.shape
+        self.row_bytes = self.dtype.itemsize * prod(self.shape)
+        self.number = dtype_to_number(self.dtype)
+
+
+class SpaceLayout:
+    """The arrays of a space on the wire.
+
+    Raises:
+        UnsupportedSpace: it cannot be sent as arrays.
+    """
+
+    def __init__(self, space: Space[Any]) -> None:
+        self.leaves = [Leaf(path, leaf) for path, leaf in space_leaves(space)]
+        self._places = {leaf.path: place for place, leaf in enumerate(self.leaves)}
+        self._skeleton = Skeleton([leaf.path for leaf in self.leaves])
+
+    def raw(self, tensors: Sequence[pb.NamedTensor], rows: int, what: str) -> list[bytes]:
+        """Return the bytes of each leaf, in order."""
+        found: list[bytes | None] = [None] * len(self.leaves)
+        if len(tensors) != len(self.leaves):
+            named = ", ".join(path_name(leaf.path) for leaf in self.leaves[:20])
+            raise SessionError(
+                Code.WRONG_SHAPE, f"{len(tensors)} arrays of {what}: send one for each of {named}"
+            )
+        for tensor in tensors:
+            place = self._places.get(tuple(tensor.path))
+            if place is None or found[place] is not None:
+                kind = "unknown" if place is None else "sent twice"
+                raise SessionError(
+                    Code.WRONG_SHAPE, f"{what} at {path_name(tuple(tensor.path))}: {kind}"
+                )
+            # NumPy would read any bytes of a fitting length, so dtype and shape are compared first.
+            leaf, data = self.leaves[place], tensor.data
+            given, expected = tuple(tensor.shape), (rows, *leaf.shape)
+            if given != expected or tensor.dtype != leaf.number:
+                raise SessionError(
+                    Code.WRONG_SHAPE,
+                    f"{what} at {path_name(leaf.path)}: dtype {tensor.dtype} and shape "
+                    f"{list(given)}; send dtype {leaf.number} ({leaf.dtype}) and shape "
+                    f"{list(expected)}, as the space says",
+                )
+            # A right shape may come with too few bytes.
+            if len(data) != rows * leaf.row_bytes:
+                raise SessionError(
+                    Code.WRONG_SHAPE,
+                    f"{what} at {path_name(leaf.path)}: {len(data)} bytes, and a shape of "
+                    f"{list(expected)} takes {rows * leaf.row_bytes}",
+                )
+            found[place] = data
+        return [data for data in found if data is not None]
+
+    def tree(self, raws: Sequence[list[bytes]], rows: int) -> Tree:
+        """Join several batches to arrays [rows, ...], in new memory."""
+        arrays = []
+        for place, leaf in enumerate(self.leaves):
+            joined = bytearray().join([raw[place] for raw in raws])
+            if leaf.dtype == np.bool_:
+                array = np.frombuffer(joined, np.uint8) != 0
+            else:
+                array = np.frombuffer(joined, leaf.dtype)
+            arrays.append(array.reshape(rows, *leaf.shape))  # [rows, ...]
+        return self._skeleton.fill(arrays)
+
+
+class AgentInterface:
+    """The observations and actions of agents with equal spaces.
+
+    Raises:
+        UnsupportedSpace: a space cannot be sent as arrays.
+        ValueError: masks do not fit the actions.
+    """
+
+    def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        self.spaces = observation_space, action_space
+        # The same as messages, which differ wherever the spaces do.
+        self.messages = space_to_message(observation_space), space_to_message(action_space)
+        self.observations, self.actions = SpaceLayout(observation_space), SpaceLayout(action_space)
+        self._choices = choices_of(leaves.observed_leaves(observation_space).items())
+        self._legal = LegalActions.of(observation_space, action_space)
+        # [1, ...] placeholder of a missing observation.
+        self.nothing = zeros(observation_space, (1,))
+        if leaves.holds_masks(observation_space):
+            for _, mask in flatten(leaves.at(self.nothing, (ACTION_MASK,))):
+                mask[...] = 1
+
+    def first_bad(self, observations: Tree, masks: bool = True) -> tuple[int, SessionError] | None:
+        """Return the first unusable row and its error, or None.
+
+        Args:
+            masks: whether each action mask must allow an action.
+        """
+        for path, array in flatten(observations):
+            if array.dtype.kind == "f" and not (within := _is_float32(array)).all():
+                row = _first(within)
+                return row, _not_float32(f"the observation{_at(path)}", array[row])
+        # Encoders use these numbers as indices.
+        if found := find_outside(self._choices, observations):
+            (row, *_), what = found
+            return row, SessionError(Code.WRONG_SHAPE, f"the observation{what}")
+        if self._legal is None:
+            return None
+        given = leaves.at(observations, (ACTION_MASK,))
+        if found := find_non_binary(given):
+            (row, *_), what = found
+            return row, SessionError(Code.NO_LEGAL_ACTION, what)
+        for _, legal in self._legal.has_legal_action(given) if masks else ():
+            if not legal.all():
+                text = "its action mask allows no action: end the episode instead"
+                return _first(legal), SessionError(Code.NO_LEGAL_ACTION, text)
+        return None
+
+
+def _is_float32(array: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which numbers [...] are finite in float32, the dtype of policies."""
+    is_wide = array.dtype.itemsize > 4
+    good = np.abs(array) <= np.finfo(np.float32).max if is_wide else np.isfinite(array)
+    return np.asarray(good)
+
+
+def _first(good: NDArray[np.bool_]) -> int:
+    """Return the first row of [rows, ...] that is not all good."""
+    return int(good.reshape(len(good), -1).all(1).argmin())
+
+
+def _not_float32(what: str, row: NDArray[Any]) -> SessionError:
+    text = f"{what} is NaN or infinite: the simulator must give finite numbers"
+    if np.isfinite(row).all():
+        text = f"{what} is beyond float32, in which policies compute: scale it"
+    return SessionError(Code.NOT_FINITE, text)
+
+
+def _at(path: Path) -> str:
+    return f" at {path_name(path)}" if path else ""
 
 
 class SessionAgent:
     """One agent of a simulator, in each of its N environments.
 
     Args:
-        index: its index in the hello.
         name: its id; "": the simulator has one agent.
         seats: [N] its places in each player that may act for it, by player.
-        interface: its spaces.
 
     Attributes:
-        interface: as given.
-        seats: as given, as arrays.
         player: the first of these players; all have the same spaces.
         places: [N] its places in this player.
         everyone: numbers of all environments, in order.
@@ -128,18 +263,11 @@ class GatewaySession:
     """A session of one simulator.
 
     Args:
-        agents: agents in each of its environments.
-        hello: its first message.
-        stream: its connection.
         episodes: episodes of its environments, with their players; None: it has one agent.
         infos: numbers of its steps; None: no numbers.
 
     Attributes:
-        hello: as given.
-        id: id for logs.
         token: token with which its simulator resumes it.
-        mode: whether the gateway acts.
-        environments: N.
         batches_in_flight: maximum batches of steps, or recordings, without an answer.
         has_policy: version of the policy that it got last; None: it has requested no policy.
         wants_news: the next version must be announced to it.
@@ -183,11 +311,7 @@ class GatewaySession:
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
     def must_be(self, *modes: pb.Mode) -> None:
-        """Check the mode of this session.
-
-        Raises:
-            SessionError: a message is for another mode.
-        """
+        """Check the mode of this session."""
         if self.mode not in modes:
             names = one_of(pb.Mode.Name(mode) for mode in modes)
             text = f"a message of the mode {names}: this session is {pb.Mode.Name(self.mode)}"
@@ -241,22 +365,16 @@ class GatewaySession:
         (agent,) = self.agents
         return agent
 
-    def vanishes(self) -> None:
-        self.stream, self.lost_at = None, time.monotonic()
-
 
 class Sessions:
     """The open sessions of a gateway.
 
     Args:
         resume_seconds: how long a session waits for a simulator that vanished.
-
-    Attributes:
-        by_id: open sessions, whether or not their simulators are connected.
-        resume_seconds: as given.
     """
 
     def __init__(self, resume_seconds: float) -> None:
+        # Open sessions, whether or not their simulators are connected.
         self.by_id: dict[str, GatewaySession] = {}
         self.resume_seconds = resume_seconds
 
@@ -309,59 +427,6 @@ class Sessions:
         return [each for each in self.vanished() if each.lost_at < since]
 
 
-def check_hello(hello: pb.Hello, known: Collection[str]) -> None:
-    """Check the parts of a hello other than spaces.
-
-    Args:
-        hello: of a new or a resumed session.
-        known: names of the run's agents, in this session or in another one.
-
-    Raises:
-        SessionError: the hello is refused.
-    """
-    if not hello.protocol_min <= PROTOCOL_MAX or not hello.protocol_max >= PROTOCOL_MIN:
-        raise SessionError(
-            Code.UNSUPPORTED_VERSION,
-            f"this gateway speaks version {PROTOCOL_MIN} to {PROTOCOL_MAX} of the protocol, the "
-            f"simulator {hello.protocol_min} to {hello.protocol_max}, as protocol_min and "
-            "protocol_max of its hello say: set both, or use one version of Juggler on both sides",
-        )
-    # Other versions may give these fields another meaning.
-    if hello.mode not in SERVED:
-        served = ", ".join(pb.Mode.Name(mode) for mode in SERVED)
-        raise SessionError(Code.NOT_SERVED, f"mode {hello.mode} is not served here: use {served}")
-    if not 1 <= len(hello.agents) <= _MOST_AGENTS:
-        text = f"{len(hello.agents)} agents in one session: have 1 to {_MOST_AGENTS}"
-        raise SessionError(Code.NOT_SERVED, text)
-    if not hello.environments:
-        raise SessionError(Code.UNKNOWN_ENVIRONMENT, "a session needs at least 1 environment")
-    if hello.info_names:
-        _check_info_names(hello, known)
-
-
-def _check_info_names(hello: pb.Hello, known: Collection[str]) -> None:
-    names, agents = hello.info_names, [agent.id for agent in hello.agents]
-    apart = reported_agents(agents)
-    most = most_names(apart)
-    if hello.mode == pb.LOGGED_DATA:
-        text = "the mode LOGGED_DATA has no info_names: another policy acted, and the run's metrics"
-        raise SessionError(Code.NOT_SERVED, f"{text} are of its own. Leave them out")
-    if len(names) > most:
-        whose = f" for {len(agents)} agents" if len(agents) > 1 else ""
-        text = f"{len(names)} info_names{whose}: have at most {most}"
-        raise SessionError(Code.NOT_SERVED, text)
-    # Names become metrics, beside those of other agents and sessions.
-    for at, name in enumerate(names):
-        if not is_name(name) or name in names[:at]:
-            text = f"the name {name[:20]!r} among info_names: give each number one of its own, of"
-            raise SessionError(Code.NOT_SERVED, f"{text} 1 to {LONGEST_NAME} printable characters")
-        if names_another(name, apart, (*agents, *known)):
-            text = (
-                f"with {name!r} among info_names, a number would have the name of another agent's"
-            )
-            raise SessionError(Code.NOT_SERVED, f"{text}: rename it")
-
-
 _OUT, _ACTS, _ENDED = 0, 1, 2
 _NONE, _NONE_LONG = np.zeros(0), np.zeros(0, np.intp)
 
@@ -382,19 +447,12 @@ def _acting(part: AgentSteps) -> list[int]:
 
 
 class BookedBatch(NamedTuple):
-    """Results of environments in a batch of steps.
+    """Results of environments in a batch of steps."""
 
-    Attributes:
-        env_returns: [L] returns of ended episodes.
-        env_lengths: [L] their environment steps.
-        agent_returns: [L, A] each agent's return in them; NaN if it did not act.
-        steps: number of environment steps.
-    """
-
-    env_returns: NDArray[np.float64]
-    env_lengths: NDArray[np.intp]
-    agent_returns: NDArray[np.float64]
-    steps: int
+    env_returns: NDArray[np.float64]  # [L] returns of ended episodes
+    env_lengths: NDArray[np.intp]  # [L] their environment steps
+    agent_returns: NDArray[np.float64]  # [L, A] each agent's return in them; NaN if it did not act
+    steps: int  # number of environment steps
 
 
 class SharedEpisodes:
@@ -410,7 +468,6 @@ class SharedEpisodes:
         numbers: numbers of the N environments among the environments of all sessions.
 
     Attributes:
-        names: names of the agents.
         drawn: line-ups are drawn.
     """
 
@@ -423,8 +480,8 @@ class SharedEpisodes:
     ) -> None:
         self.names, self.drawn = tuple(played_by), line_ups is not None
         self._line_ups, self._numbers = line_ups, np.array(numbers, np.intp)
-        at_first = {name: ids[0] for name, ids in played_by.items()}
-        self._players = Players(len(numbers), self.names, at_first)
+        at_first = np.array([ids[0] for ids in played_by.values()], np.object_)
+        self._players = np.tile(at_first, (len(numbers), 1))  # [N, A] modules that act now
         self._column = np.array([order.index(name) for name in self.names], np.intp)  # [A]
         shape = len(self.names), len(numbers)
         self._stages: NDArray[np.int8] = np.zeros(shape, np.int8)
@@ -439,7 +496,6 @@ class SharedEpisodes:
         """Return environments whose episodes end, and whose next episodes begin.
 
         Args:
-            parts: rows of different agents.
             continuing: environments whose episodes continue with the agents that act next, even if
                 all earlier agents have ended.
 
@@ -485,8 +541,6 @@ class SharedEpisodes:
         step.
 
         Args:
-            parts: rows of different agents.
-            over: as `follow` returned it.
             idle: by environment, rewards of agents that never acted in an ended episode.
         """
         stepped: set[int] = set()
@@ -521,26 +575,20 @@ class SharedEpisodes:
 
     def players(self, environments: Sequence[int]) -> NDArray[np.object_]:
         """Return the ids of modules [K, A] in environments [K]."""
-        return self._players.of(np.array(environments, np.intp))
+        return self._players[np.array(environments, np.intp)]
 
     def begin(self, environments: Sequence[int], evaluated: Sequence[int]) -> None:
         """Draw line-ups for new episodes in environments [K].
 
         Args:
-            environments: the K environments.
             evaluated: environments among them that play for an evaluation.
-
-        Raises:
-            LineUpError: an environment gets no line-up.
         """
         assert self._line_ups is not None
         began = np.array(environments, np.intp)
         line_up = self._line_ups.begin(
             self._numbers[began], self._numbers[list(evaluated)].tolist()
         )
-        ours = line_up.players.reshape(len(began), -1)[:, self._column]  # [K, A]
-        slots = began[:, None] * len(self.names) + np.arange(len(self.names))  # [K, A]
-        self._players.line_up(LineUp(slots.ravel(), ours.ravel()))
+        self._players[began] = line_up.players.reshape(len(began), -1)[:, self._column]  # [K, A]
 
     def report_ended(self, environments: Sequence[int], booked: BookedBatch) -> None:
         """Report ended episodes of environments [L] to the line-ups."""
@@ -585,12 +633,7 @@ class SessionInfos:
         self._numbers = self._start.copy()
 
     def see(self, parts: Iterable[AgentSteps], over: Sequence[int]) -> None:
-        """Add the numbers of a batch of steps.
-
-        Args:
-            parts: rows of different agents.
-            over: environments whose episodes end.
-        """
+        """Add the numbers of a batch of steps."""
         for part in parts:
             if part.infos is not None and part.rewarded:
                 rows = [part.environments[at] for at in part.rewarded]  # [R]
@@ -603,10 +646,7 @@ class SessionInfos:
         """Add the numbers of the L steps of a recording.
 
         Args:
-            environment: its number.
             infos: [L, K]; None: no numbers.
-            starts: the first step begins an episode.
-            ends: the last step ended it.
         """
         if starts:
             self._end([environment])  # the previous episode
@@ -645,47 +685,29 @@ class AgentSteps:
     """R rows of one agent of a session.
 
     Most columns are lists, because arrays are built for the rows of many sessions at once.
-
-    Attributes:
-        agent: the agent.
-        batch: the batch that they came in.
-        environments: [R] their numbers in the session.
-        rewards: [R]
-        rewarded: indices of rows whose reward follows an action, if the session counts episodes or
-            has infos.
-        terminated: indices of rows where the episode ended.
-        truncated: indices of rows where the episode was cut off.
-        paused: indices of rows that need no action.
-        raw: bytes of each leaf of the observations.
-        final_raw: bytes of each leaf of the final observations.
-        final_rows: row indices of the final observations.
-        infos: [R, K] numbers of the last step; None: no numbers.
-        early: rewards from before the first action in an episode, with their indices.
-        begin: index of the first row among all rows that were read together.
-        finals: [K, ...] the last observations of the K truncated rows.
-        actions: bytes of each leaf of the actions so far.
-        acted: players and versions of the weights that chose them.
-        due: shares that have no actions yet.
     """
 
     agent: SessionAgent
     batch: StepMessage
-    environments: list[int]
-    rewards: list[float]
+    environments: list[int]  # [R] their numbers in the session
+    rewards: list[float]  # [R]
+    # Indices of rows whose reward follows an action, if the session counts episodes or has infos.
     rewarded: list[int]
-    terminated: list[int]
-    truncated: list[int]
-    paused: list[int]
-    raw: list[bytes]
-    final_raw: list[bytes]
-    final_rows: list[int]
-    infos: NDArray[np.float64] | None
+    terminated: list[int]  # indices of rows where the episode ended
+    truncated: list[int]  # indices of rows where the episode was cut off
+    paused: list[int]  # indices of rows that need no action
+    raw: list[bytes]  # bytes of each leaf of the observations
+    final_raw: list[bytes]  # bytes of each leaf of the final observations
+    final_rows: list[int]  # row indices of the final observations
+    infos: NDArray[np.float64] | None  # [R, K] numbers of the last step; None: no numbers
+    # Rewards from before the first action in an episode, with their indices.
     early: list[tuple[int, float]]
-    begin: int = 0
-    finals: Any = None
-    actions: Sequence[Any] = ()
+    begin: int = 0  # index of the first row among all rows that were read together
+    finals: Any = None  # [K, ...] the last observations of the K truncated rows
+    actions: Sequence[Any] = ()  # bytes of each leaf of the actions so far
+    # Players and versions of the weights that chose them.
     acted: list[tuple[str, Version]] = field(default_factory=list)
-    due: int = 0
+    due: int = 0  # shares that have no actions yet
 
     @property
     def rows(self) -> int:
@@ -705,26 +727,18 @@ class AgentSteps:
 
 @dataclass(slots=True, eq=False)
 class StepMessage:
-    """A batch of steps of a session's agents, from one message.
-
-    Attributes:
-        session: session of the simulator.
-        seq: number of the message.
-        parts: rows of different agents.
-        over: environments whose episodes end.
-        idle: by environment, rewards of agents that never acted in an ended episode.
-        began: environments whose next episodes begin, if the session counts episodes.
-        evaluated: environments whose next episodes an evaluation plays.
-        answers: actions of each part, by the index of its agent.
-        arrived: seconds of `time.perf_counter`.
-    """
+    """A batch of steps of a session's agents, from one message."""
 
     session: GatewaySession
     seq: int
-    parts: list[AgentSteps] = field(default_factory=list)
-    over: list[int] = field(default_factory=list)
+    parts: list[AgentSteps] = field(default_factory=list)  # rows of different agents
+    over: list[int] = field(default_factory=list)  # environments whose episodes end
+    # By environment, rewards of agents that never acted in an ended episode.
     idle: dict[int, float] = field(default_factory=dict)
+    # Environments whose next episodes begin, if the session counts episodes.
     began: list[int] = field(default_factory=list)
+    # Environments whose next episodes an evaluation plays.
     evaluated: list[int] = field(default_factory=list)
+    # Actions of each part, by the index of its agent.
     answers: dict[int, bytes] = field(default_factory=dict)
-    arrived: float = field(default_factory=time.perf_counter)
+    arrived: float = field(default_factory=time.perf_counter)  # seconds of `time.perf_counter`

@@ -24,34 +24,22 @@ _LEAVING_LOOK_SECONDS = 0.02
 
 
 class SimulatorFailed(RuntimeError):
-    """A simulator keeps ending.
+    """A simulator keeps ending."""
 
-    Attributes:
-        lasting: always true, because it would fail again.
-        traceback: always "", because the message is complete.
-    """
-
-    lasting, traceback = True, ""
+    lasting, traceback = True, ""  # it would fail again, and the message is complete
 
 
 @dataclass(slots=True)
 class _Copy:
-    """A copy of the simulator.
-
-    Attributes:
-        name: name for logs.
-        starts: number of its starts.
-        pid: id of its process.
-        seen: last number sent and whether an answer is due, by session id.
-        silent: seconds since it last sent or awaited a message.
-        made_by: pid of the process that began each of its sessions, by session id.
-    """
+    """A copy of the simulator."""
 
     name: str
     starts: int = 1
     pid: int = 0
+    # Last number sent and whether an answer is due, by session id.
     seen: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    silent: float = 0.0
+    silent: float = 0.0  # seconds since it last sent or awaited a message
+    # Pid of the process that began each of its sessions, by session id.
     made_by: dict[str, int] = field(default_factory=dict)
 
 
@@ -61,11 +49,8 @@ class Simulators:
     Each copy dials its own address, which identifies its sessions.
 
     Args:
-        command: the key `simulator`.
-        addresses: addresses of the copies.
         first: number of the first copy in the run.
         logs: directory for their output; "": they share this process's output.
-        token: token that they must send.
         deadline: seconds without a message after which a copy counts as hanging.
         report: called with lines for the log, in any thread.
         failed: called with the error of a copy that keeps ending.
@@ -110,9 +95,6 @@ class Simulators:
         """Kill copies that hang; return sessions of copies that have ended.
 
         Called in each turn of the gateway.
-
-        Args:
-            sessions: sessions of the gateway.
         """
         # At once, as a copy may end soon after its first step.
         for session in sessions:

@@ -15,8 +15,8 @@ from juggler.gateway.agents import ModuleAssignment, module_of
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.module_player import ModulePlayer
-from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import GatewaySettings
+from juggler.gateway.sessions import AgentInterface
 from juggler.gateway.simulator_evaluation import GreedyEpisodes
 from juggler.gateway.simulators import Simulators
 from juggler.gateway.transport import Transport
@@ -34,12 +34,7 @@ PartsOf = Callable[[str, Space[Any], Space[Any]], tuple[RLModule, EnvToModule, M
 class StandaloneGateway:
     """The `GatewayWork` of a gateway that collects no steps.
 
-    Args:
-        report: called with each line for people.
-
     Attributes:
-        server: the gateway.
-        report: as given.
         over: set once the gateway may end.
         failure: an error that ended it.
     """
@@ -124,18 +119,10 @@ def evaluate_with_copies(
     """Play the first episodes that copies of a simulator begin, without exploration.
 
     Args:
-        config: has the command, and the number of copies.
-        agents: the run's table.
         mapping: name of the function that draws line-ups; "": none.
-        parts_of: builds the checkpoint's modules.
-        episodes: at least 1.
-        seed: of the episodes.
         steps_trained: decides about scheduled parameters of episodes.
         report: called with warnings, and with the ends of copies, in any thread.
         watch: called now and then with the number of finished episodes and of steps so far.
-
-    Raises:
-        SimulatorFailed: a copy keeps ending.
     """
     curriculum = Curriculum(seed, config.simulator_parameters, steps_trained)
     settings = GatewaySettings(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -10,9 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.gateway.row_layout import AgentInterface, SpaceLayout, check_rewards, read_infos
 from juggler.gateway.session_errors import Code, SessionError
-from juggler.gateway.sessions import AgentSteps, GatewaySession, SessionAgent, StepMessage
+from juggler.gateway.sessions import (
+    AgentInterface,
+    AgentSteps,
+    GatewaySession,
+    SessionAgent,
+    SpaceLayout,
+    StepMessage,
+)
+from juggler.runtime.episodes.batch import MOST_REWARD, TOO_LARGE
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.chunks import write_varint
 from juggler.runtime.wire.structures import put, take
@@ -22,39 +30,24 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 @dataclass(slots=True, eq=False)
 class PlayerRows:
-    """The rows of an agent that belong to one player.
-
-    Attributes:
-        steps: all rows of the agent.
-        player: key of the player.
-        rows: [S] indices of its rows; None: all rows, in order.
-        slots: [S] their places in the player.
-        rewards: [S] of the last actions.
-        early: places, and their rewards from before the first action of an episode.
-        finals: last observations [K, ...] of the K truncated rows.
-        terminated: indices among the S rows where the episode ended.
-        truncated: indices where it was cut off.
-        paused: indices where the player does not act next.
-        acting: places where the player acts next.
-        begin: index of its first row in `observations`.
-        observations: [B, ...] converted observations of the player's turn; set by the player.
-        shown: [B, ...] the same before connectors.
-    """
+    """The rows of an agent that belong to one player."""
 
     steps: AgentSteps
     player: str
-    rows: list[int] | None
-    slots: NDArray[np.intp]
-    rewards: list[float]
+    rows: list[int] | None  # [S] indices of its rows; None: all rows, in order
+    slots: NDArray[np.intp]  # [S] their places in the player
+    rewards: list[float]  # [S] of the last actions
+    # Places, and their rewards from before the first action of an episode.
     early: list[tuple[int, float]]
-    finals: Any
-    terminated: list[int]
-    truncated: list[int]
-    paused: list[int]
-    acting: NDArray[np.intp] = field(init=False)
-    begin: int = 0
+    finals: Any  # last observations [K, ...] of the K truncated rows
+    terminated: list[int]  # indices among the S rows where the episode ended
+    truncated: list[int]  # indices where it was cut off
+    paused: list[int]  # indices where the player does not act next
+    acting: NDArray[np.intp] = field(init=False)  # places where the player acts next
+    begin: int = 0  # index of its first row in `observations`
+    # [B, ...] converted observations of the player's turn; set by the player.
     observations: Any = None
-    shown: Any = None
+    shown: Any = None  # [B, ...] the same before connectors
 
     def __post_init__(self) -> None:
         self.acting = np.delete(self.slots, self.paused) if self.paused else self.slots
@@ -69,13 +62,7 @@ class PlayerRows:
         return [self.begin + at for at in range(len(self.slots)) if at not in out]
 
     def answer(self, actions: list[bytes], layout: SpaceLayout, version: Version) -> bool:
-        """Set actions of its acting rows; return whether all rows have theirs.
-
-        Args:
-            actions: bytes of each leaf.
-            layout: layout of the leaves.
-            version: version of the weights that chose them.
-        """
+        """Set actions of its acting rows; return whether all rows have theirs."""
         steps = self.steps
         steps.due -= 1
         if len(self.acting):
@@ -96,15 +83,7 @@ class PlayerRows:
 
 
 def read_steps(session: GatewaySession, message: pb.StepBatch) -> StepMessage:
-    """Read and check a batch of steps.
-
-    Args:
-        session: the sender's session.
-        message: from the network.
-
-    Raises:
-        SessionError: the batch is not valid.
-    """
+    """Read and check a batch of steps."""
     batch = StepMessage(session, message.seq)
     try:
         _check_agents(session, message.agents)
@@ -127,6 +106,40 @@ def read_steps(session: GatewaySession, message: pb.StepBatch) -> StepMessage:
         error.seq = message.seq
         raise
     return batch
+
+
+def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None:
+    """Check that rewards are small enough for a learner to square returns.
+
+    Args:
+        whose: returns the origin of a reward for messages, by its index.
+    """
+    if sum(map(abs, rewards)) <= MOST_REWARD:  # false with a NaN
+        return
+    for at, each in enumerate(rewards):
+        if not abs(each) <= MOST_REWARD:
+            rule = "rewards must be finite numbers"
+            if math.isfinite(each):
+                rule = TOO_LARGE
+            raise SessionError(Code.NOT_FINITE, f"the reward of {whose(at)} is {each:g}: {rule}")
+
+
+def read_infos(
+    given: Sequence[float], count: int, names: int, what: str
+) -> NDArray[np.float64] | None:
+    """Return numbers [count, K] of rows or steps; None: no numbers.
+
+    Args:
+        count: number of rows or steps.
+        names: K, number of `info_names` of the hello.
+    """
+    if not given:
+        return None
+    if len(given) != count * names:
+        text = f"{len(given)} infos for {count} {what}, and the hello has {names} info_names"
+        rule = "send one number for each name in each of them, NaN where there is none"
+        raise SessionError(Code.WRONG_SHAPE, f"{text}: {rule}")
+    return np.array(given, np.float64).reshape(count, names)
 
 
 def _check_agents(session: GatewaySession, parts: Sequence[pb.Rows]) -> None:
@@ -195,12 +208,7 @@ def _early(
 def read_observations(
     interface: AgentInterface, arrivals: Sequence[AgentSteps]
 ) -> tuple[Tree, list[tuple[AgentSteps, SessionError]]]:
-    """Return observations [B, ...] of all rows, and refused steps.
-
-    Args:
-        interface: interface of their agents.
-        arrivals: rows of different agents or sessions.
-    """
+    """Return observations [B, ...] of all rows, and refused steps."""
     count = sum(steps.rows for steps in arrivals)
     shown = interface.observations.tree([steps.raw for steps in arrivals], count)  # [B, ...]
     begin = 0
@@ -246,7 +254,6 @@ def split(part: AgentSteps, before: Sequence[str], after: Sequence[str]) -> list
     belongs to the player of the new episode.
 
     Args:
-        part: R rows.
         before: [R] players of the last actions.
         after: [R] players that act next.
     """
@@ -288,11 +295,7 @@ def split(part: AgentSteps, before: Sequence[str], after: Sequence[str]) -> list
 
 
 def _environments_of(session: GatewaySession, given: Sequence[int]) -> list[int]:
-    """Return the environments that a message names.
-
-    Raises:
-        SessionError: the session has no such environments, or one is named twice.
-    """
+    """Return the environments that a message names."""
     known = session.environments
     named = list(given[: known + 1])  # more are always wrong
     if named and (max(named) >= known or len(set(named)) != len(named)):
@@ -374,7 +377,6 @@ def action_batch(seq: int, parts: Sequence[bytes], more: bytes) -> bytes:
     """Write a ToSimulator with an ActionBatch.
 
     Args:
-        seq: number of the batch of steps.
         parts: parts of its agents, as `Answers.part` writes them.
         more: serialized further fields of the ActionBatch.
     """
@@ -383,12 +385,7 @@ def action_batch(seq: int, parts: Sequence[bytes], more: bytes) -> bytes:
 
 
 class Answers:
-    """Writes the actions of a policy.
-
-    Args:
-        layout: layout of the actions.
-        policy: name of the policy.
-    """
+    """Writes the actions of a policy."""
 
     def __init__(self, layout: SpaceLayout, policy: str) -> None:
         self._leaves, self._policy = layout.leaves, policy
@@ -400,10 +397,8 @@ class Answers:
         """Write one agent's part of an ActionBatch.
 
         Args:
-            agent: its index in the session.
             rows: R.
             data: bytes of each leaf, R rows.
-            version: version of the weights that acted.
         """
         if version != self._version:
             self._version, self._beginnings = version, {}

@@ -83,13 +83,10 @@ class GatewayStream:
     """A stream of a simulator, used within `Listener.at_work`.
 
     Args:
-        call: the call of gRPC's core.
-        transport: the transport that it belongs to.
         dialed: address that the other end dialed, as reported by it.
 
     Attributes:
         peer: address of the other end, in gRPC's format.
-        dialed: as given.
         session: the stream's session, set by the listener.
     """
 
@@ -179,14 +176,11 @@ class Transport:
     Args:
         token: token that calls must send; "": no token.
         loopbacks: number of further addresses, for processes of this host.
-
-    Attributes:
-        listener: handles events of its streams.
-        loopbacks: these addresses after the start. They have no TLS.
     """
 
     def __init__(self, token: str, loopbacks: int = 0) -> None:
-        self.listener: Listener
+        self.listener: Listener  # handles events of its streams
+        # These addresses after the start. They have no TLS.
         self.loopbacks = ["127.0.0.1:0"] * loopbacks
         self._token = token
         self._queue: Any = None
@@ -199,8 +193,6 @@ class Transport:
         """Listen, and return the bound address.
 
         Args:
-            listener: handles events of streams, in threads of the transport.
-            address: "host:port".
             tls: files of this host; None: connections are plain.
             insecure: listen beyond loopback even without TLS or without a token.
 
@@ -241,11 +233,7 @@ class Transport:
         self._server.destroy()
 
     def start_batch(self, call: Any, then: Callable[[Any], None], *operations: Any) -> None:
-        """Start operations; their event is passed to `then`.
-
-        Raises:
-            RuntimeError: the core refuses them.
-        """
+        """Start operations; their event is passed to `then`."""
         error = call.start_server_batch(operations, then)
         if error:
             raise RuntimeError(f"gRPC does not take {operations}: error {error}")

@@ -57,25 +57,15 @@ class SimulatorError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The shape, dtype and bounds of the tensors of one name.
+    """The shape, dtype and bounds of the tensors of one name."""
 
-    Attributes:
-        uid: number of the tensor in every step.
-        name: in messages and settings, with periods between levels.
-        shape: of every tensor.
-        field: of a Tensor message, which has its elements.
-        dtype: of its elements.
-        low: the lower bound, [] or [*shape]; None: no bound.
-        high: the upper bound, in the same form.
-    """
-
-    uid: int
-    name: str
+    uid: int  # number of the tensor in every step
+    name: str  # in messages and settings, with periods between levels
     shape: tuple[int, ...]
-    field: str
+    field: str  # of a Tensor message, which has its elements
     dtype: np.dtype[Any]
-    low: NDArray[Any] | None = None
-    high: NDArray[Any] | None = None
+    low: NDArray[Any] | None = None  # the lower bound, [] or [*shape]; None: no bound
+    high: NDArray[Any] | None = None  # the upper bound, in the same form
 
     @classmethod
     def read(cls, uid: int, message: pb.TensorSpec) -> Spec:
@@ -124,9 +114,6 @@ class Spec:
 
     def space(self, what: str) -> Space:
         """Return the space of a tensor's values.
-
-        Args:
-            what: "action" or "observation".
 
         Raises:
             SimulatorError: it is an action without a number of choices.
@@ -177,10 +164,6 @@ class Spec:
             return numbers.reshape(self.shape)
         return np.full(self.shape, numbers[0], self.dtype)
 
-    def encode(self, tensor: pb.Tensor, array: NDArray[Any]) -> None:
-        """Write an array [*shape] of the dtype into a new message."""
-        _write(tensor, self.field, array)
-
     def _is_meant_by(self, given: tuple[int, ...]) -> bool:
         """Return whether a shape with one open dimension fits the spec."""
         return (
@@ -224,9 +207,6 @@ def setting(value: Any) -> pb.Tensor:
     Args:
         value: a number, text, true or false, or an array of these. Integers are sent as int64 and
             other numbers as double; {dtype = "int32", value = 3} sets another dtype.
-
-    Raises:
-        SimulatorError: it is something else.
     """
     dtype = None
     if isinstance(value, Mapping):
@@ -256,19 +236,13 @@ def _write(tensor: pb.Tensor, field: str, array: NDArray[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """Tensors, and their paths in the trees of a space.
-
-    Attributes:
-        what: "action" or "observation".
-        space: a Dict by names, with a level for each period in them; for one tensor, its own space.
-        specs: of the tensors.
-        paths: of the tensors in trees of the space, in the same order.
-    """
+    """Tensors, and their paths in the trees of a space."""
 
     what: str
+    # A Dict by names, with a level for each period in them; for one tensor, its own space.
     space: Space
     specs: tuple[Spec, ...]
-    paths: tuple[Path, ...]
+    paths: tuple[Path, ...]  # of the tensors in trees of the space, in the same order
 
     @classmethod
     def of_specs(cls, specs: Sequence[Spec], what: str) -> TensorLayout:
@@ -298,11 +272,7 @@ class TensorLayout:
         return cls(what, cast("Space", _as_dict(space)), tuple(specs), paths)
 
     def adopt(self, offered: Mapping[int, pb.TensorSpec]) -> TensorLayout:
-        """Adopt new specs with the same space and order.
-
-        Raises:
-            SimulatorError: they no longer fit; names what has changed.
-        """
+        """Adopt new specs with the same space and order."""
         by_name = {message.name: (uid, message) for uid, message in offered.items()}
         specs = []
         for before in self.specs:
@@ -335,10 +305,8 @@ def chosen(
     """Return the specs to use, in order of ids or of `names`.
 
     Args:
-        offered: by unique id.
         names: of the specs to use; None: all but `without`.
         without: names to leave out.
-        what: "action" or "observation".
 
     Raises:
         SimulatorError: a spec is missing or cannot be used, or two have the same name.
@@ -362,17 +330,11 @@ def chosen(
 
 @dataclass(frozen=True, slots=True)
 class WorldInterface:
-    """Specs by their use.
-
-    Attributes:
-        observations: to learn from.
-        actions: to choose.
-        signals: the reward and, if there is one, the discount.
-    """
+    """Specs by their use."""
 
     observations: TensorLayout
     actions: TensorLayout
-    signals: TensorLayout
+    signals: TensorLayout  # the reward and, if there is one, the discount
 
     @classmethod
     def of(cls, specs: pb.ActionObservationSpecs, options: SimulatorOptions) -> WorldInterface:
@@ -402,11 +364,7 @@ class WorldInterface:
         )
 
     def adopt(self, specs: pb.ActionObservationSpecs) -> WorldInterface:
-        """Adopt new specs with the same spaces.
-
-        Raises:
-            SimulatorError: they no longer fit; names what has changed.
-        """
+        """Adopt new specs with the same spaces."""
         return WorldInterface(
             self.observations.adopt(specs.observations),
             self.actions.adopt(specs.actions),
@@ -423,8 +381,6 @@ class WorldInterface:
 
         Args:
             actions: of all environments [N, ...], by their paths; None: no actions.
-            row: the environment.
-            step: the request.
         """
         for layout in (self.observations, self.signals):
             step.requested_observations.extend(spec.uid for spec in layout.specs)
@@ -434,15 +390,12 @@ class WorldInterface:
             action = np.asarray(actions[path][row], spec.dtype)  # [*spec.shape]
             if spec.dtype.kind == "f" and (spec.low is not None or spec.high is not None):
                 action = np.clip(action, spec.low, spec.high)
-            spec.encode(step.actions[spec.uid], action)
+            _write(step.actions[spec.uid], spec.field, action)
 
     def read_reply(self, step: pb.StepResponse, row: int, into: Mapping[Path, Any]) -> list[float]:
         """Copy a reply's observations into row `row` of arrays [N, ...].
 
         Returns the reward and, if the simulator has one, the discount.
-
-        Raises:
-            SimulatorError: an observation is missing, or does not fit its spec.
         """
         for path, spec in zip(self.observations.paths, self.observations.specs, strict=True):
             into[path][row] = _given(step, spec)

@@ -24,16 +24,13 @@ class AcceptedVector(VectorWrapper):
     directions. In a step with tensors, everything stays on the device.
 
     Args:
-        env: the vector.
         where: its name in errors.
-
-    Attributes:
-        device: of the tensors that the last reset returned; None: it returned arrays.
     """
 
     def __init__(self, env: Any, where: str) -> None:
         super().__init__(env)
         self.where = where
+        # Of the tensors that the last reset returned; None: it returned arrays.
         self.device: torch.device | None = None
         keep_own_finals(env)
         self._form = _ResultForm(env.single_observation_space, env.num_envs)
@@ -69,10 +66,6 @@ class _ResultForm:
 
     Results are written into arrays [N, ...], where NumPy would repeat a single row for all
     environments, and truncate numbers.
-
-    Args:
-        space: of one environment's observations.
-        rows: N.
     """
 
     def __init__(self, space: gymnasium.Space[Any], rows: int) -> None:

@@ -35,12 +35,7 @@ from juggler.runtime.wire.trees import Path, Tree, flatten, unflatten
 
 @dataclass(eq=False)
 class Misfit(Exception):
-    """An observation or an action mask does not fit its space.
-
-    Attributes:
-        row: of the observation.
-        reason: one line.
-    """
+    """An observation or an action mask does not fit its space."""
 
     row: int
     reason: str
@@ -57,9 +52,6 @@ class GroupObservations:
         plain: the agents, with their spaces in the environment.
         mask: in the info of one of them at the beginning of an episode; None: no mask.
 
-    Attributes:
-        group: the agents, with the observation space of the batches.
-
     Raises:
         ValueError: `mask` does not fit the actions.
         UnsupportedSpace: a space has no encoding.
@@ -70,7 +62,7 @@ class GroupObservations:
         self._actions = plain.action_space
         self._leaves = space_leaves(self._plain)
         self._mask: spaces.Space[Any] | None = None
-        self.group = plain
+        self.group = plain  # the agents, with the observation space of the batches
         self._ignores = holds_masks(self._plain)  # the observations already have masks
         if mask is not None and not self._ignores:
             try:
@@ -91,12 +83,8 @@ class GroupObservations:
         """Stack observations.
 
         Args:
-            observations: of B agents, as the environment gave them.
             given: B action masks from the infos; None: no mask.
             last: they are the last of their episodes; a missing mask becomes all ones.
-
-        Returns:
-            A new tree [B, ...].
 
         Raises:
             Misfit: an observation does not fit the space, or a mask is missing or invalid.
@@ -119,7 +107,10 @@ class GroupObservations:
             if mask is None and not last:
                 raise Misfit(row, "its info had an action mask before, and here it has none")
             try:
-                each = _everything(space) if mask is None else flat_mask(self._actions, mask)
+                if mask is None:  # everything is allowed
+                    each = tree_map(np.ones_like, zeros(space))
+                else:
+                    each = flat_mask(self._actions, mask)
                 # A mask may also be floats of 0.0 and 1.0.
                 why = misfit(space, tree_map(_as_int8, each), ACTION_MASK)
             except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -149,12 +140,6 @@ def stacked(
 ) -> Tree:
     """Stack B values of a space to a new tree [B, ...].
 
-    Args:
-        space: of the values.
-        leaves: as from `space_leaves`.
-        values: as an environment gave them.
-        what: name of a value in errors.
-
     Raises:
         Misfit: a value does not fit the space.
     """
@@ -177,17 +162,8 @@ def _has_tuples(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Tuple)
 
 
-def _everything(space: spaces.Space[Any]) -> Any:
-    """Return the mask that allows every action."""
-    return tree_map(np.ones_like, zeros(space))
-
-
 def _stacked(values: list[Any], space: spaces.Space[Any]) -> NDArray[Any]:
-    """Stack values of a space without Dict or Tuple: [B, ...].
-
-    Raises:
-        ValueError: they do not fit the space.
-    """
+    """Stack values of a space without Dict or Tuple: [B, ...]."""
     batch = np.array(values)  # [B, ...]
     shape = (len(values), *(space.shape or ()))
     if batch.shape != shape or not np.can_cast(batch.dtype, np.dtype(space.dtype), "same_kind"):
@@ -203,43 +179,23 @@ class States:
 
     Args:
         space: of a state; None: numbers like those of `first`, without bounds.
-        first: a state.
-
-    Attributes:
-        space: of a state.
-
-    Raises:
-        UnsupportedSpace: the space has no encoding.
     """
 
     def __init__(self, space: Space[Any] | None, first: Any) -> None:
         if space is None:
             like = np.asarray(first)
-            space = spaces.Box(-np.inf, np.inf, like.shape, _dtype_of(like))
+            dtype: Any = np.float32 if like.dtype.kind == "f" else like.dtype  # as in learners
+            space = spaces.Box(-np.inf, np.inf, like.shape, dtype)
         self.space = space
         self._leaves = space_leaves(space)
 
     def batch(self, states: Sequence[Any]) -> Tree:
-        """Stack B states: a new tree [B, ...].
-
-        Raises:
-            Misfit: a state does not fit the space.
-        """
+        """Stack B states: a new tree [B, ...]."""
         return stacked(self.space, self._leaves, states, "state")
 
 
 class AllObservations:
-    """The observations of all agents of environments as batches, without action masks.
-
-    Args:
-        groups: the agents, with their spaces in the environment.
-
-    Attributes:
-        space: of the observations of all agents.
-
-    Raises:
-        UnsupportedSpace: a space has no encoding.
-    """
+    """The observations of all agents of environments as batches, without action masks."""
 
     def __init__(self, groups: Sequence[AgentGroup]) -> None:
         self._groups = [
@@ -251,11 +207,7 @@ class AllObservations:
         self.space: Space[Any] = joint[0] if len(joint) == 1 else spaces.Tuple(joint)
 
     def batch(self, seen: Sequence[Mapping[str, Any]]) -> Tree:
-        """Stack the observations by agent of B environments; missing ones are zeros.
-
-        Raises:
-            Misfit: an observation does not fit its space.
-        """
+        """Stack the observations by agent of B environments; missing ones are zeros."""
         parts = [
             self._of_group(group, observations, seen)
             for group, observations in zip(self._groups, self._observations, strict=True)
@@ -318,11 +270,6 @@ def _joint_shape(leaf: Space[Any], count: int) -> tuple[int, ...]:
     shape = leaf.shape or ()
     is_vector = len(shape) == 1 and isinstance(leaf, spaces.Box | spaces.MultiBinary)
     return (count * shape[0],) if is_vector else (count, *shape)
-
-
-def _dtype_of(state: NDArray[Any]) -> Any:
-    """Return the dtype of states without a space: learners compute in float32."""
-    return np.float32 if state.dtype.kind == "f" else state.dtype
 
 
 def space_with_critic(space: Space[Any], critic_space: Space[Any] | None) -> Space[Any]:

@@ -20,24 +20,13 @@ from juggler.runtime.wire.v1 import training_pb2
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The agents that a module plays.
-
-    Attributes:
-        module_id: the module.
-        agents: names of the agents that it may play, in the order of `MultiAgentEnvs.agents`.
-        group: index of their group in `MultiAgentEnvs.groups`.
-        spaces: that group.
-    """
+    """The agents that a module plays."""
 
     module_id: str
+    # Names of the agents that it may play, in the order of `MultiAgentEnvs.agents`.
     agents: tuple[str, ...]
-    group: int
-    spaces: AgentGroup
-
-    @property
-    def is_whole_group(self) -> bool:
-        """Whether the module plays every agent of its group."""
-        return self.agents == self.spaces.agents
+    group: int  # index of their group in `MultiAgentEnvs.groups`
+    spaces: AgentGroup  # that group
 
 
 def cast(
@@ -46,7 +35,6 @@ def cast(
     """Return the role of each module but `random`.
 
     Args:
-        envs: the environments.
         played_by: by agent, the id of its module, or of the modules that may play it.
         modules: the ids of all modules but `random`.
 
@@ -119,37 +107,11 @@ class LineUpError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LineUp:
-    """Players of environments that begin an episode.
+    """Players of environments that begin an episode."""
 
-    Attributes:
-        slots: [K * A] of these environments.
-        players: [K * A] the id of the module that plays there until the episode ends.
-    """
-
-    slots: NDArray[np.intp]
+    slots: NDArray[np.intp]  # [K * A] of these environments
+    # [K * A] the id of the module that plays there until the episode ends.
     players: NDArray[np.str_]
-
-
-class Players:
-    """The current module of each agent in each of N environments.
-
-    Args:
-        num_envs: N.
-        agents: A names.
-        played_by: by agent, its module before the first line-up.
-    """
-
-    def __init__(self, num_envs: int, agents: Sequence[str], played_by: Mapping[str, str]) -> None:
-        ids = [played_by[agent] for agent in agents]
-        self._ids = np.tile(np.array(ids, np.object_), (num_envs, 1))  # [N, A]
-
-    def line_up(self, line_up: LineUp) -> None:
-        """Set the players of episodes that begin."""
-        self._ids.flat[line_up.slots] = line_up.players
-
-    def of(self, envs: NDArray[np.intp]) -> NDArray[np.object_]:
-        """Return the ids of modules [K, A] in environments [K]."""
-        return self._ids[envs]
 
 
 class LineUps(Protocol):
@@ -162,7 +124,6 @@ class LineUps(Protocol):
         """Return the line-up of environments [K] that begin an episode.
 
         Args:
-            envs: the environments.
             evaluated: environments among them that play for an evaluation.
 
         Raises:
@@ -184,12 +145,6 @@ class DrawnLineUps(LineUps):
     """Draws a line-up for each episode.
 
     It depends only on the seed, the environment, and the number of the episode there.
-
-    Args:
-        agents: the A agents of an environment.
-        played_by: by agent, the modules that may play it.
-        who_plays: draws the line-up of one episode.
-        name: of `who_plays`, for errors.
     """
 
     def __init__(
@@ -218,11 +173,7 @@ class DrawnLineUps(LineUps):
         return LineUp(slots.ravel(), np.array(players, np.str_))
 
     def draw(self, generator: np.random.Generator) -> list[str]:
-        """Draw one line-up -> the module of each agent, in their order.
-
-        Raises:
-            LineUpError: `who_plays` failed, or named a module that cannot play an agent.
-        """
+        """Draw one line-up -> the module of each agent, in their order."""
         try:
             drawn = self._who_plays(self._agents, generator)
         except Exception as error:
@@ -262,13 +213,8 @@ def line_ups_of(
     """Return what draws line-ups; None: each agent always has the same module.
 
     Args:
-        agents: of an environment.
-        played_by: by agent, the modules that may play it.
         mapping: name of a function; "": line-ups are drawn uniformly.
         own: functions of a script, by name.
-
-    Raises:
-        ValueError: the function cannot be imported.
     """
     if mapping:
         who_plays = (own or {}).get(mapping) or found(mapping, "mapping")
@@ -288,19 +234,12 @@ _MOST_AGAIN = 64  # line-ups that are played again if no new one is left
 
 @dataclass(frozen=True, slots=True)
 class AssignedMatch:
-    """A match to play.
-
-    Attributes:
-        match_id: from the driver.
-        attempt: number of times that its line-up was drawn again.
-        players: the module of each agent.
-        counts: its outcome is reported; otherwise it is repeated to fill the time.
-    """
+    """A match to play."""
 
     match_id: int
-    attempt: int
+    attempt: int  # number of times that its line-up was drawn again
     players: tuple[str, ...]
-    counts: bool = True
+    counts: bool = True  # its outcome is reported; otherwise it is repeated to fill the time
 
 
 class AssignedLineUps:
@@ -311,7 +250,6 @@ class AssignedLineUps:
     and in an evaluation, the first module that may play an agent plays it.
 
     Args:
-        agents: the A agents of an environment.
         played_by: by agent, in the order of players in line-ups, the modules that may play it.
     """
 
@@ -331,7 +269,6 @@ class AssignedLineUps:
         """Queue line-ups for the episodes that begin next.
 
         Args:
-            line_ups: from the driver.
             known: the modules of this worker, without `random`.
 
         Raises:

@@ -18,37 +18,25 @@ _MOST_QUIET = 256
 
 @dataclass(eq=False)
 class BrokenRule(Exception):
-    """An environment broke PettingZoo's rules.
-
-    Attributes:
-        env: its index.
-        reason: what it did.
-    """
+    """An environment broke PettingZoo's rules."""
 
     env: int
     reason: str
 
 
 class SlotResults(NamedTuple):
-    """Results of a step for agents that act next or ended.
+    """Results of a step for agents that act next or ended."""
 
-    Attributes:
-        last: [E] bool, whether an agent that ended had acted in its episode.
-        last_rewards: [E] float64 of the last actions of the agents that ended.
-        first: [B] bool, whether the next action of an agent is its first in the episode.
-        rewards: [B] float64 of the last actions of the agents that act next; where `first`, from
-            before the first action.
-        env_returns: [L] float64 of the episodes that ended.
-        env_lengths: [L] their environment steps.
-        agent_returns: [L, A] float64, each agent's return in these episodes; NaN if it did not act.
-    """
-
-    last: NDArray[np.bool_]
-    last_rewards: Floats
+    last: NDArray[np.bool_]  # [E] bool, whether an agent that ended had acted in its episode
+    last_rewards: Floats  # [E] float64 of the last actions of the agents that ended
+    # [B] bool, whether the next action of an agent is its first in the episode.
     first: NDArray[np.bool_]
+    # [B] float64 of the last actions of the agents that act next; where `first`, from before the
+    # first action.
     rewards: Floats
-    env_returns: Floats
-    env_lengths: Slots
+    env_returns: Floats  # [L] float64 of the episodes that ended
+    env_lengths: Slots  # [L] their environment steps
+    # [L, A] float64, each agent's return in these episodes; NaN if it did not act.
     agent_returns: Floats
 
 
@@ -59,8 +47,6 @@ class SlotBooks:
     again or ends, and checks that agents neither come back nor vanish.
 
     Args:
-        num_envs: N.
-        agents: their A names.
         come_back: whether agents may act again after their end, as new agents.
 
     Attributes:
@@ -209,7 +195,6 @@ class SlotBooks:
 
         Args:
             steps: minimum of the limit.
-            name: of the environments.
             remedy: advice that ends episodes.
         """
         self._catch_up()
@@ -264,11 +249,7 @@ def overdue_message(agent: str, env: int, name: str, steps: int, remedy: str, *,
     """Warn of an agent whose episode has been running for very long.
 
     Args:
-        agent: its name.
-        env: the index of its environment.
-        name: of the environments.
         steps: limit that it has exceeded.
-        remedy: advice that ends episodes.
         idle: it has not acted for as long; otherwise it acts without an end.
     """
     did = "has neither acted nor ended in the last" if idle else "has not ended within"
