@@ -324,12 +324,7 @@ _BEFORE, _BEHIND = "league/learning/", "/elo"  # before and after a player's nam
 
 
 def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Path) -> Path:
-    """Draw a league.
-
-    Args:
-        run_dir: its metrics have the ratings over time.
-        output: file of the picture. Its suffix is the format; without one, PNG.
-    """
+    """Draw a league."""
     from matplotlib.figure import Figure
 
     ids = [player.player_id for player in players]

@@ -113,9 +113,6 @@ def search(config: RunConfig, given: Collection[str], seconds: float) -> tuple[T
 
     Args:
         seconds: for all runs, approximately. A run that has started is finished.
-
-    Raises:
-        ConfigError: the run cannot be timed; the message has the reason.
     """
     from juggler.driver.driver import RunFailed
     from juggler.runtime.actors.processes import release_forkserver, share_forkserver

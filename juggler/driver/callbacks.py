@@ -73,15 +73,7 @@ class ChangedValues:
                     self._store(key, None, module_id)
 
     def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
-        """Replace a schedule by a number; None: follow the configuration again.
-
-        Args:
-            module_id: of one of several modules; None: of all that have the key.
-
-        Raises:
-            ValueError: the key cannot change while a run trains, there is no such module, or the
-                value is out of range.
-        """
+        """Replace a schedule by a number; None: follow the configuration again."""
         value = plain(value)
         where = f"set({key!r}, {value!r})"
         if module_id is not None and module_id not in self._trained:
@@ -112,11 +104,7 @@ class ChangedValues:
                 self._values.setdefault(module_id or _ALL, {})[key] = value
 
     def of(self, module_id: str, settings_of: str) -> dict[str, float]:
-        """Return the numbers that were set for a module, by key.
-
-        Args:
-            settings_of: the module of the configuration whose settings it has.
-        """
+        """Return the numbers that were set for a module, by key."""
         with self._lock:
             both = {**self._values.get(_ALL, {}), **self._values.get(module_id, {})}
         if not both:

@@ -161,13 +161,7 @@ def _chosen(
     agents: int = 1,
     rescaled: bool | None = None,
 ) -> dict[str, Any]:
-    """Choose values by key, except for given keys.
-
-    Args:
-        learners: number of processes that train the module together.
-        agents: number of an environment's agents that the module plays.
-        rescaled: whether the run that its weights are from had rescale_actions; None: new weights.
-    """
+    """Choose values by key, except for given keys."""
     actions = _action_connectors(config, action, rescaled)
     if (ships := ALGORITHMS.get(config.learner.algorithm)) is None:  # a user's algorithm
         return {"connectors": actions} if actions and "connectors" not in given else {}
@@ -206,11 +200,7 @@ def _chosen(
 def _action_connectors(
     config: RunConfig, action: spaces_pb2.Space | None, rescaled: bool | None
 ) -> dict[str, Any]:
-    """Choose the connectors of actions.
-
-    Args:
-        action: space of its actions; None: unknown, so rescale_actions may change nothing.
-    """
+    """Choose the connectors of actions."""
     if rescaled is None:
         squashes = find_algorithm(config.learner.algorithm).squashes or config.module.model.get(
             "squash"
@@ -248,11 +238,7 @@ def _has_image(space: spaces_pb2.Space) -> bool:
 def _connectors(
     config: RunConfig, given: Collection[str], observed: str, gamma: float
 ) -> dict[str, Any]:
-    """Choose the connectors of observations and rewards.
-
-    Args:
-        observed: a key of `Algorithm.chosen_for`, or "".
-    """
+    """Choose the connectors of observations and rewards."""
     # A replay keeps rewards as they are. Demonstrations have unfiltered observations. A
     # discriminator's rewards are scaled already.
     keeps = isinstance(config.learner, OffPolicyConfig)

@@ -287,12 +287,7 @@ class Driver:
         inherited: InheritedState,
         before: Sequence[tuple[str, Level]],
     ) -> None:
-        """Make the parts of a run.
-
-        Args:
-            inherited: the checkpoint to resume, or the weights to begin with.
-            before: messages from before the run had a directory, shown first.
-        """
+        """Make the parts of a run."""
         listen, resume = how.listen, inherited.resume
         self.signal = 0
         self._config = config
@@ -346,11 +341,7 @@ class Driver:
         )
 
     def run(self) -> dict[str, Any]:
-        """Train until a stop condition, an interrupt or a failure.
-
-        Raises:
-            Exception: the exception of a callback; SystemExit if it called `sys.exit`.
-        """
+        """Train until a stop condition, an interrupt or a failure."""
         summary: dict[str, Any] = {}
         self._start_listening()
         try:

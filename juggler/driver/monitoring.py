@@ -176,11 +176,7 @@ class _Reflection:
 
 
 def ask_status(channel: grpc.Channel, seconds: float, token: str = "") -> dict[str, Any]:
-    """Ask a driver for its run's status; see `plain_status`.
-
-    Args:
-        token: of the run; "": no token, as on the driver's Unix socket.
-    """
+    """Ask a driver for its run's status; see `plain_status`."""
     method: Any = channel.unary_unary(STATUS_METHOD)
     answer: bytes = method(b"", timeout=seconds, metadata=bearer(token))
     return plain_status(status_pb2.RunStatus.FromString(answer))

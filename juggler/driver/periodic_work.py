@@ -23,11 +23,7 @@ _LINE_SECONDS = 1.0
 
 
 class Intervals:
-    """Alarms by name; each first rings after one interval.
-
-    Args:
-        seconds: between two alarms; 0: no alarm.
-    """
+    """Alarms by name, first after one interval; an interval of 0: none."""
 
     def __init__(self, seconds: Mapping[str, float]) -> None:
         now = time.monotonic()
@@ -48,10 +44,6 @@ class Intervals:
 
 class PeriodicWork:
     """Does the periodic work of a run.
-
-    Args:
-        bound: the addresses that the driver listens at; an address whose socket was removed is
-            deleted.
 
     Attributes:
         newest_line: the newest line of metrics; {} before the first one.
@@ -198,11 +190,7 @@ class PeriodicWork:
 
 
 def metrics_line(parts: RunParts) -> dict[str, Any]:
-    """Return the metrics of a run, which it writes every second.
-
-    Raises:
-        LedgerError: the books do not balance.
-    """
+    """Return the metrics of a run, which it writes every second."""
     core, times = parts.core, parts.clock.now()
     counters = core.counters()
     counters.check()

@@ -156,13 +156,7 @@ def _opened(
     own: Mapping[str, Any] = MappingProxyType({}),
     **keys: Any,
 ) -> tuple[Checkpoint, Path, RunConfig]:
-    """Read a checkpoint, its path, and its configuration with these keys.
-
-    Args:
-        env: another environment, as a name or a function.
-        module: the run's module again, as a name or a class.
-        own: further classes and functions of a script, by name.
-    """
+    """Read a checkpoint, its path, and its configuration with these keys."""
     found = read_or_warn(checkpoint)
     where = found.path or Path(checkpoint)
     named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
@@ -231,19 +225,6 @@ def evaluate_with_simulators(
     """Play whole episodes of simulators with the policy in a checkpoint.
 
     It acts without exploration, and plays the episodes that begin first.
-
-    Args:
-        checkpoint: as in `evaluate`.
-        simulator: the command of a simulator, with {address}. The run's simulators_per_runner
-            copies of it are started.
-        episodes: number of episodes.
-        seed: of the episodes.
-        watch: as in `evaluate`.
-
-    Raises:
-        ConfigError: `episodes` is below 1, the command is wrong, or the run has a league.
-        CheckpointError: as `evaluate`.
-        SimulatorFailed: a copy of the simulator keeps ending.
     """
     from juggler.gateway.standalone_gateway import evaluate_with_copies
 
@@ -452,11 +433,7 @@ def play_matches(
 def _chosen(
     agents: tuple[str, ...], players: Mapping[str, str | Policy], own: Mapping[str, Sequence[str]]
 ) -> dict[str, str | Policy]:
-    """Find the player of each agent.
-
-    Args:
-        own: by agent, the modules that may play it if no player is given.
-    """
+    """Find the player of each agent; `own` has modules for the others."""
     for pattern in players:
         if not any(fits(agent, pattern) for agent in agents):
             raise ConfigError(f"no agent is called {pattern!r}{nearest(pattern, agents)}")

@@ -277,11 +277,7 @@ def _try_line_ups(
 
 
 class _Checks:
-    """Checks of both kinds of environments.
-
-    Args:
-        warn: called for the first number outside a Box, and for the first unread infos.
-    """
+    """Checks of both kinds of environments."""
 
     def __init__(self, name: str, warn: Report) -> None:
         self._name, self._warn = name, warn
@@ -295,13 +291,7 @@ class _Checks:
     def check(
         self, space: Space[Any], observations: Tree, call: str, named: Callable[[int], str]
     ) -> None:
-        """Reject observations [B, ...] outside discrete spaces; warn about Boxes.
-
-        Args:
-            space: of one observation.
-            call: the call that returned them, "reset" or "step".
-            named: names the environment of a row, and the agent.
-        """
+        """Reject observations [B, ...] outside discrete spaces; warn about Boxes."""
         if outside := find_outside(choices_of(space_leaves(space)), observations):
             (row, *_), what = outside
             raise EnvironmentFailed(f"{named(row)} ({self._name})", call, f"its observation{what}")
@@ -432,12 +422,7 @@ def learner_of(
 
 
 def _try_connectors(pipeline: EnvToModule, space: Space[Any]) -> None:
-    """Call observation connectors with two samples, and check the results.
-
-    Raises:
-        ValueError: a connector's result does not fit its space, or it changes what it is given.
-        UnsupportedSpace: the space has no encoding.
-    """
+    """Call observation connectors with two samples, and check the results."""
     if all(map(is_shipped, pipeline.stored)):
         return
     space_leaves(space)
@@ -521,12 +506,7 @@ def must_continue(
     groups: Sequence[FoundGroup],
     before: Checkpoint,
 ) -> None:
-    """Check that learners can continue from a checkpoint.
-
-    Raises:
-        ConfigError: the weights of a module are of another network, other spaces or another
-            algorithm, or its optimizer or its learner connectors have changed.
-    """
+    """Check that learners can continue from a checkpoint."""
     unknown = FoundGroup((), None, None)
     for module_id, learner in learners.items():
         agents = {agent for agent, ids in config.played_by.items() if module_id in ids}
@@ -617,11 +597,6 @@ def try_steps(
     """Return whether an EnvRunner's first steps were possible in time.
 
     Otherwise the environment was interrupted in the middle of a call.
-
-    Raises:
-        EnvironmentFailed: the environment failed, gave a number that is not finite, or an
-            observation outside of its Discrete, MultiDiscrete or MultiBinary space.
-        NonFiniteBatch: a module's first weights give log-probabilities that are not finite.
     """
     name = config.env_runner.env
 
@@ -746,9 +721,6 @@ def try_update(
         batch: to learn from. Its numbers are finite, as in all batches.
         more: batches of further rounds, for a second update if the first one is not finite; None:
             the module did not act in that round.
-
-    Raises:
-        ValueError: the gradient of the loss is not finite, even with several batches.
     """
 
     def updated(batches: Sequence[EpisodeBatch]) -> Mapping[str, float] | None:

@@ -67,11 +67,7 @@ class FrozenParts:
     def add_player(
         self, module_id: str, setup: ActingSetup, tree: Mapping[str, Tree] | None = None
     ) -> None:
-        """Send a player to all workers that play.
-
-        Args:
-            tree: its weights and its connectors' state; None: learners send them.
-        """
+        """Send a player to workers that play, with its weights if given."""
         self._awaited[module_id] = set(self._registry.env_runners())
         for worker in self._registry.acting_workers():
             parts = () if tree is None else restores(module_id, tree, {})

@@ -210,11 +210,7 @@ class Runs(ABC):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the directory; show how to resume after an interruption.
-
-        Raises:
-            RunDirectoryError: another process has it, or it is not a directory of these runs.
-        """
+        """Lock the directory; show how to resume after an interruption."""
         must_not_be_imported()
         with (self.directory / self.file).open("rb") as locked:
             if not lock(locked):
@@ -234,10 +230,6 @@ class Runs(ABC):
 
         Ctrl-C and SIGTERM end all runs normally, and are raised when they have ended; a second
         signal kills them.
-
-        Raises:
-            KeyboardInterrupt: on Ctrl-C.
-            SystemExit: on SIGTERM or SIGHUP.
         """
         running: list[RunProcess] = []
         stopping = threading.Event()
@@ -318,13 +310,7 @@ def must_not_record(config: RunConfig) -> None:
 def make_directory(
     path: Path | None, kind: str, env: str, file: str, content: bytes, resume_command: str
 ) -> Path:
-    """Make a directory, with a file that describes its runs.
-
-    Args:
-        path: an unused path; None: a new directory under runs/.
-        kind: "sweep" or "seeds": prefix of the name of a new directory.
-        resume_command: the command that resumes the runs of the directory.
-    """
+    """Make a directory, with a file that describes its runs."""
     must_not_be_imported()
     name = re.sub(r"[^\w.-]+", "-", env.rpartition(":")[2])
     path = path or Path("runs") / f"{kind}-{name}-{datetime.now():%Y%m%d-%H%M%S}"

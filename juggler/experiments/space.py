@@ -74,10 +74,6 @@ def parse_space(given: Mapping[str, str | Sequence[Value]], run: Mapping[str, An
 
     Args:
         given: by key, "1e-4..1e-2:log", "128..1024:128" or "0,0.01", or the values themselves.
-
-    Raises:
-        ConfigError: a key is not in the configuration, a value is wrong for its key, or a range is
-            empty.
     """
     first = dict(run)
     if "algorithm" in given:

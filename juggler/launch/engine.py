@@ -115,12 +115,7 @@ class Launch:
     def driver_there(
         self, run_dir: str, config: str, learners: int, *more: str, bind: str = "0.0.0.0:5005"
     ) -> list[str]:
-        """Return the command of a driver elsewhere, such as in a container.
-
-        Args:
-            run_dir: the run directory there.
-            config: the file of the configuration there, if it is a file.
-        """
+        """Return the command of a driver elsewhere, such as in a container."""
         name = config if self.config_file else self.config
         given = any(each.partition("=")[0] == "--num-learners" for each in self.options)
         options = [*self.options, *([] if given else ["--num-learners", str(learners)])]
@@ -159,11 +154,7 @@ class Launch:
             raise LaunchError(f"cannot read {self.config}: {error.strerror}") from error
 
     def make_certificates(self, hosts: Sequence[str]) -> None:
-        """Make certificates and token, unless an earlier launch did.
-
-        Args:
-            hosts: names and addresses at which the driver and the learners are dialed.
-        """
+        """Make certificates and token, unless an earlier launch did."""
         # A launch that resumes a run may use other hosts than before.
         known = self.tls / "hosts"
         text = "".join(f"{host}\n" for host in sorted(set(hosts)))
@@ -227,11 +218,7 @@ class Launch:
                 self.forget_counts()
 
     def begin_counts(self, numbers: Mapping[str, int], engine: str = "") -> None:
-        """Write the first numbers of workers.
-
-        Args:
-            engine: "swarm", or "kubernetes" and the namespace; "": a process reads the counts.
-        """
+        """Write the first numbers of workers, for an engine or a process."""
         self._engine_file.unlink(missing_ok=True)
         if engine:
             self._reader_file.unlink(missing_ok=True)  # of an earlier launch over SSH
@@ -278,16 +265,7 @@ class Launch:
 
 
 def new_certificates(directory: Path, hosts: Sequence[str], *, replace: bool = False) -> list[Path]:
-    """Make certificates and a token, and return their files.
-
-    Args:
-        replace: delete the files of the directory first.
-
-    Raises:
-        LaunchError: a package for certificates is not installed.
-        OSError: writing fails.
-        ValueError: a host is neither a name nor an IP address.
-    """
+    """Make certificates and a token, and return their files."""
     try:
         from juggler.runtime.actors.certificates import make_certificates
     except ImportError as error:
@@ -318,15 +296,7 @@ def launch_directory(run_dir: str, config: str) -> Path:
 
 
 def ask(*command: str, advice: str) -> str:
-    """Run a command of an engine, and return its output.
-
-    Args:
-        advice: what to do if the command is missing.
-
-    Raises:
-        LaunchError: the command is missing.
-        NoAnswer: the command does not end, or fails.
-    """
+    """Run a command of an engine, and return its output."""
     try:
         done = subprocess.run(
             command,
@@ -397,10 +367,6 @@ class DriverState:
 class EngineRun(ABC):
     """A run whose processes are managed by an engine.
 
-    Args:
-        numbers: of workers, by role.
-        report: shows messages to people.
-
     Attributes:
         signals: signals received while the run is followed.
     """
@@ -424,15 +390,7 @@ class EngineRun(ABC):
 
     @abstractmethod
     def driver_state(self, ending: bool) -> DriverState:
-        """Return the state of the driver.
-
-        Args:
-            ending: the run was asked to end.
-
-        Raises:
-            NoAnswer: the engine gave no answer.
-            LaunchError: the run is gone.
-        """
+        """Return the state of the driver."""
 
     def poll(self) -> None:
         """Do periodic work; called every second."""
@@ -454,15 +412,7 @@ class EngineRun(ABC):
 
     @contextmanager
     def submitting(self, hosts: Sequence[str], engine: str = "") -> Iterator[None]:
-        """Make certificates and counts; take the run down if the rest fails.
-
-        Args:
-            hosts: names at which the driver and the learners are dialed.
-            engine: as for `Launch.begin_counts`.
-
-        Raises:
-            LaunchError: a file cannot be written.
-        """
+        """Make certificates and counts; take the run down if the rest fails."""
         self._launch.make_certificates(hosts)
         try:
             self._launch.directory.mkdir(parents=True, exist_ok=True)
@@ -543,11 +493,7 @@ def _follow(run: EngineRun, report: Report) -> int:
 
 
 def wait_until_removed(there: Callable[[], object], advice: str) -> None:
-    """Wait until an engine has removed a run.
-
-    Args:
-        advice: where to look if that takes too long.
-    """
+    """Wait until an engine has removed a run."""
     end = time.monotonic() + _REMOVED_SECONDS
     while True:
         why = ""

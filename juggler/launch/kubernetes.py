@@ -48,10 +48,6 @@ class KubernetesRun(EngineRun):
     Args:
         namespace: namespace of the run; "": kubectl's.
         components: changes of the manifests: names in `COMPONENTS`, or kustomize directories.
-
-    Raises:
-        LaunchError: a number is out of range, the namespace is not a valid name, or a component is
-            unknown.
     """
 
     def __init__(

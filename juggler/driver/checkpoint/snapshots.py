@@ -75,11 +75,7 @@ def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
 
 
 def settings_for(config: RunConfig, settings_of: str, num_learners: int) -> ModuleSettings:
-    """Return the limits on requests and updates of a module.
-
-    Args:
-        settings_of: the module of the configuration whose settings it has.
-    """
+    """Return a module's limits on requests and updates, from the configured `settings_of`."""
     of_module = config.of(settings_of)
     return ModuleSettings(
         batch_size=of_module.learner.batch_size,
@@ -145,10 +141,6 @@ def checkpoint_tree(
     A learner calls its module "default"; in the checkpoint it has its id. Other branches of its
     state, as a user's own core may have, are named "module:name" there, unless the module is
     itself called "default".
-
-    Args:
-        states: by module id, what its learner saved.
-        connectors: by module id, what its connectors in EnvRunners have learned.
     """
     tree: dict[str, Tree] = {}
     pipelines: dict[str, Tree] = {}
@@ -228,12 +220,7 @@ def restores(
     extra: Mapping[str, Any],
     last: training_pb2.Restore | None = None,
 ) -> Iterator[training_pb2.Restore]:
-    """Make commands that carry a module's state or weights.
-
-    Args:
-        extra: the part of a state that is not arrays.
-        last: additional fields of the last command.
-    """
+    """Make commands that carry a state; `last` adds fields to the last."""
     header = training_pb2.StateHeader(module_id=module_id, extra=json.dumps(dict(extra)))
     # Arrays are aligned in the payload, which makes it larger than their sum.
     state_bytes = sum(array.nbytes + 64 for _, array in flatten(tree))
@@ -323,12 +310,7 @@ def books_of(counters: Counters) -> dict[str, Any]:
 def counters_of(
     books: Iterable[Counters], past: RemovedModules, next_id: int, metrics: Metrics, times: Times
 ) -> dict[str, Any]:
-    """Make the driver's share of a checkpoint.
-
-    Args:
-        books: of each module, at the moment of its snapshot.
-        past: of modules whose states are not in the checkpoint.
-    """
+    """Make the driver's share of a checkpoint; `past`: of modules outside it."""
     before = {**books_of(past.counters), "version": past.version}
     return {
         **books_of(Counters.sum([*books, past.counters])),
@@ -446,11 +428,7 @@ class SnapshotWriter:
         return self.writing or bool(self._awaited)
 
     def begin(self, trained: Mapping[str, str], aside: str = "") -> None:
-        """Begin a snapshot of these modules.
-
-        Args:
-            trained: by module id, the module of the configuration whose settings it has.
-        """
+        """Begin a snapshot of these modules, each with its settings' module."""
         self._aside = aside
         self._abandoned = False
         self._cuts = {

@@ -152,12 +152,7 @@ class Player:
 
 
 class Roster:
-    """All players of the league, past and present, by id, oldest first.
-
-    Args:
-        max_learning: maximum number of learning players.
-        players: the first players.
-    """
+    """All players of the league, past and present, by id, oldest first."""
 
     def __init__(self, max_learning: int, players: list[Player] | None = None) -> None:
         self._max_learning = max_learning
@@ -183,9 +178,6 @@ class Roster:
         """Return the initial player whose settings a learning player shares.
 
         It is the player's ancestor, else the first player with its role, else the first player.
-
-        Args:
-            first: the ids of initial players that learn, at least one.
         """
         player = self.players[player_id]
         for _ in self.players:  # each descends from an earlier one

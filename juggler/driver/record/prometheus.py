@@ -41,9 +41,6 @@ def serve_metrics(
         token: the bearer token that clients must send; "": none.
         tls: of this host; clients then need a certificate of its authority. None: plain HTTP.
         insecure: allow other machines to read even without TLS or a token.
-
-    Raises:
-        EndpointError: the address cannot be bound, or needs TLS and a token.
     """
     host, port = split_address(address)
     if not (insecure or is_loopback(host) or (token and tls)):

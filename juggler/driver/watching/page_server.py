@@ -463,11 +463,7 @@ class HttpError(Exception):
 
 
 class PageApplication:
-    """Answers the requests of the page, in any thread.
-
-    Args:
-        named: the page starts with the given runs; otherwise with the newest run.
-    """
+    """Answers the requests of the page, in any thread."""
 
     def __init__(self, directories: list[Path], *, named: bool) -> None:
         self._directories, self._named = directories, named
@@ -638,9 +634,6 @@ def serve_page(
         token: the token that the page asks for; "": none.
         tls: of this host; None: plain HTTP.
         insecure: allow other machines to read it without TLS.
-
-    Raises:
-        EndpointError: the address cannot be bound, or needs TLS and a token.
     """
     host, port = split_address(bind or DEFAULT_BIND)
     is_here = is_loopback(host)

@@ -86,16 +86,7 @@ class Evaluators:
         video: str = "",
         **what: Any,
     ) -> dict[Worker, training_pb2.Evaluate]:
-        """Have each evaluator, or only one, play its share of the episodes.
-
-        Args:
-            cut: the checkpoint with these weights; None: they play the newest ones.
-            video: file in which the first evaluator records one more episode; "": none.
-            what: further fields of `Evaluate`.
-
-        Returns:
-            The commands, by evaluator; {}: no evaluator.
-        """
+        """Have evaluators share the episodes, or one play `alone`; return the commands."""
         evaluators = self._parts.registry.of_role(self._role)[: 1 if alone else episodes]
         share, more = divmod(episodes, len(evaluators) or 1)
         commands = {}
@@ -464,12 +455,7 @@ class Confirmation:
             self._discard()
 
     def wait(self, drain: Drain, seconds: float, patience: float) -> None:
-        """Wait for the verdict on the last candidate.
-
-        Args:
-            drain: gathers events for some seconds, or until a condition holds.
-            patience: seconds to wait for an evaluator.
-        """
+        """Wait for the verdict on the last candidate, `patience` for an evaluator."""
         drain(_REPORT_SECONDS, lambda: not self.under_way)
         if self.under_way:
             how = stop_hint("Ctrl-C leaves without it")
@@ -521,11 +507,7 @@ class BestCheckpoint:
         return best is None or ReturnStatistics.of(returns).mean > best["return_mean"]
 
     def keep(self, path: Path, returns: Sequence[float], trained: Mapping[str, int]) -> str:
-        """Move a checkpoint here; return what prevents it, or "".
-
-        Args:
-            trained: its "update" and "env_steps_trained".
-        """
+        """Move a checkpoint here; return what prevents it, or ""."""
         played = ReturnStatistics.of(returns)
         record = {
             "return_mean": played.mean,

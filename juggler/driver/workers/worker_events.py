@@ -44,12 +44,7 @@ _AGAIN_SECONDS: Final = 60.0
 
 
 def read(packed: any_pb2.Any, message: M) -> M:
-    """Read an answer or a report; texts become one line each.
-
-    Raises:
-        TypeError: it is another message.
-        ValueError: it is not a message.
-    """
+    """Read an answer or a report; texts become one line each."""
     kind: Any = message.DESCRIPTOR
     if not packed.Is(kind):
         raise TypeError(f"{packed.TypeName()[:100] or 'nothing'} instead of {kind.full_name}")
@@ -551,9 +546,6 @@ class ReceiptOrder:
     Receipts report ended episodes and the connectors' state, and the requests after the update
     pass that on: none of it may depend on speed. Every missing receipt comes soon, since the
     learner has its batch, or its EnvRunner leaves.
-
-    Args:
-        synchronous: otherwise events are handled as they come.
     """
 
     def __init__(self, pool: RequestPool, synchronous: bool) -> None:
