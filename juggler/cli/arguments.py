@@ -460,11 +460,7 @@ def command(
     work: Callable[[T], int],
     modes: Mapping[str, Callable[[Sequence[str]], int]] | None = None,
 ) -> Callable[[Sequence[str]], int]:
-    """Make the function of a command from its options and its work.
-
-    Args:
-        modes: by option, the command that does other work instead.
-    """
+    """Make the function of a command; options in `modes` replace it."""
 
     def run(arguments: Sequence[str]) -> int:
         for option, other in (modes or {}).items():

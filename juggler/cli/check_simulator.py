@@ -269,13 +269,9 @@ class Guests(ConnectionLog):
 
 
 class Check(StandaloneGateway):
-    """Checks the simulators of a gateway, which plays at random.
+    """Checks the simulators of a gateway, which plays at random."""
 
-    Attributes:
-        guests: the gateway's log of connections.
-    """
-
-    guests: Guests
+    guests: Guests  # the gateway's log of connections
 
     def __init__(self, steps: int, report: Callable[[str], None]) -> None:
         super().__init__(report)

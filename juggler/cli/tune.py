@@ -110,9 +110,6 @@ def search(config: RunConfig, given: Collection[str], seconds: float) -> tuple[T
 
     A size doubles while steps per second grow by 5 %; of equally fast sizes, the first is chosen,
     which has the fewest processes.
-
-    Args:
-        seconds: for all runs, approximately. A run that has started is finished.
     """
     from juggler.driver.driver import RunFailed
     from juggler.runtime.actors.processes import release_forkserver, share_forkserver

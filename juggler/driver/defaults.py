@@ -80,14 +80,7 @@ def settled(
     groups: Sequence[FoundGroup],
     rescaled: Mapping[str, bool] = MappingProxyType({}),
 ) -> tuple[RunConfig, str]:
-    """Choose values for keys that were not given, and name them.
-
-    Args:
-        config: has the general defaults for those keys; `with_agents` has made it.
-        given: keys that were given a value, even if it is the default.
-        groups: the agents of the environment and their spaces; (): unknown here.
-        rescaled: for each module with weights of another run, whether that run had rescale_actions.
-    """
+    """Choose values for keys that were not given, and name them."""
     if groups and groups[0].agents:
         return _settled_by_module(config, given, groups, rescaled)
     before = rescaled.get(DEFAULT_MODULE)

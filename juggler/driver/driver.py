@@ -272,11 +272,7 @@ class RunFailed(RuntimeError):
 
 
 class Driver:
-    """One run, from its parts and workers to its summary.
-
-    Attributes:
-        signal: signal received during the run; 0: none.
-    """
+    """One run, from its parts and workers to its summary."""
 
     def __init__(
         self,
@@ -289,7 +285,7 @@ class Driver:
     ) -> None:
         """Make the parts of a run."""
         listen, resume = how.listen, inherited.resume
-        self.signal = 0
+        self.signal = 0  # signal received during the run; 0: none
         self._config = config
         self._directory = directory
         self._before = before

@@ -129,13 +129,7 @@ def bytes_of_copies(config: RunConfig, kept: Mapping[str, float]) -> float:
 
 
 def must_have_room(of_processes: Sequence[float], taken: float = 0.0, copies: float = 0.0) -> None:
-    """Check that kept steps, and copies, fit into the host's memory.
-
-    Args:
-        of_processes: bytes that each learner process keeps in this memory.
-        taken: bytes that they already occupy.
-        copies: bytes for copies of them while a checkpoint is made.
-    """
+    """Check that kept steps, and copies, fit into the host's memory."""
     total, free = sum(of_processes), usable_memory()
     if free is None or total + copies <= (room := free + taken):
         return

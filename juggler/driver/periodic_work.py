@@ -43,11 +43,7 @@ class Intervals:
 
 
 class PeriodicWork:
-    """Does the periodic work of a run.
-
-    Attributes:
-        newest_line: the newest line of metrics; {} before the first one.
-    """
+    """Does the periodic work of a run."""
 
     def __init__(
         self,
@@ -56,7 +52,7 @@ class PeriodicWork:
         bound: list[str],
         announce: Callable[[], None],
     ) -> None:
-        self.newest_line: dict[str, Any] = {}
+        self.newest_line: dict[str, Any] = {}  # the newest line of metrics; {} before the first one
         self.standstill = Standstill(parts)
         self._parts = parts
         self._directory = directory
@@ -269,14 +265,10 @@ _LIMIT = 1000  # suggested limit of steps
 
 
 class Standstill:
-    """Checks from time to time whether the run makes progress.
-
-    Attributes:
-        starting: nothing was trained on, but the missing workers are still starting.
-    """
+    """Checks from time to time whether the run makes progress."""
 
     def __init__(self, parts: RunParts) -> None:
-        self.starting = False
+        self.starting = False  # nothing was trained on, but the missing workers are still starting
         self._config = parts.config
         self._parts = parts
         self._trained_at_last_check = 0

@@ -43,15 +43,11 @@ _STACK_OF_C = "C stack trace ("  # below the Python stacks, from 3.14 on
 
 
 class PreflightError(ConfigError):
-    """The run cannot work: its environment or its module cannot be made.
-
-    Attributes:
-        traceback: of the code that failed, if it helps; else "".
-    """
+    """The run cannot work: its environment or its module cannot be made."""
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)
-        self.traceback = traceback.rstrip()
+        self.traceback = traceback.rstrip()  # of the code that failed, if it helps; else ""
         if self.traceback:
             self.add_note(self.traceback)
 
@@ -153,10 +149,6 @@ def rehearse(
     The process comes from the forkserver, like workers, and may crash or hang without harm to this
     process. It counts as hung after worker_timeout_seconds without processor time, or after
     hang_seconds of processor time in one step, so that a loaded host does not fail it.
-
-    Args:
-        report: called repeatedly with the current activity of the process.
-        warn: called with each warning, which does not stop the run.
 
     Returns:
         The agents of one environment, and their spaces; () if the run has no environment on this

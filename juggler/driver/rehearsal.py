@@ -715,13 +715,7 @@ def _rounds(config: RunConfig, stage: Stage) -> Iterator[dict[str, EpisodeBatch]
 def try_update(
     config: RunConfig, learner: Learner, batch: EpisodeBatch, more: Iterator[EpisodeBatch | None]
 ) -> str:
-    """Make an update, and return a warning for people, or "".
-
-    Args:
-        batch: to learn from. Its numbers are finite, as in all batches.
-        more: batches of further rounds, for a second update if the first one is not finite; None:
-            the module did not act in that round.
-    """
+    """Make an update, and return a warning for people, or ""."""
 
     def updated(batches: Sequence[EpisodeBatch]) -> Mapping[str, float] | None:
         return fetch_metrics(learner.update_from_episodes(batches)) or None

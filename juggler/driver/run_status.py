@@ -61,7 +61,7 @@ class StatusReader:
         return status
 
     def _phase(self) -> str:
-        """Describe what the run is doing, also while no metrics lines are written."""
+        """Describe what the run is doing, also while it writes no metrics."""
         parts = self.parts
         ending = parts.end.reached
         # An asynchronous run trains while a candidate is played.

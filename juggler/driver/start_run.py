@@ -546,16 +546,11 @@ class StartedRun:
 
 
 class _Follower(Callback):
-    """Passes events of a run to other threads.
-
-    Attributes:
-        begun: the run has its directory, or failed before.
-        run: None before it has begun.
-    """
+    """Passes events of a run to other threads."""
 
     def __init__(self) -> None:
-        self.begun = threading.Event()
-        self.run: Run | None = None
+        self.begun = threading.Event()  # the run has its directory, or failed before
+        self.run: Run | None = None  # None before it has begun
         self._lock = threading.Lock()
         self._stop = ""
         self._over = False

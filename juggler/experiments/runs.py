@@ -73,20 +73,12 @@ class RunExit:
 
 
 class RunProcess:
-    """A process that runs `juggler train`.
-
-    Attributes:
-        newest: its newest line of metrics, flat; {} before the first one.
-    """
+    """A process that runs `juggler train`."""
 
     def __init__(self, config_file: Path, run_dir: Path) -> None:
-        """Start a run, or resume it if it has a checkpoint.
-
-        Args:
-            run_dir: its directory. Remains of a run without a checkpoint are deleted.
-        """
+        """Start a run, or resume it; remains without a checkpoint are deleted."""
         self.run_dir = run_dir
-        self.newest: MetricsLine = {}
+        self.newest: MetricsLine = {}  # its newest line of metrics, flat; {} before the first one
         self._log = run_dir.with_suffix(".log")
         self._metrics = LineFile(run_dir / METRICS_FILE)
         self._stopped = False
@@ -157,12 +149,7 @@ class RunProcess:
 
 
 class Runs(ABC):
-    """Several runs, as many at once as cores allow.
-
-    Args:
-        jobs: number of runs at once; None: as many as the cores allow.
-        resume_command: the command that resumes them.
-    """
+    """Several runs, as many at once as cores allow."""
 
     #: File that describes the runs of the directory; locked by a process.
     file: ClassVar[str]

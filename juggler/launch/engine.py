@@ -103,11 +103,7 @@ class Launch:
     # -- commands -------------------------------------------------------------------------------
 
     def driver(self, bind: str, learners: int) -> list[str]:
-        """Return the command of a driver here.
-
-        Args:
-            bind: address to listen at, HOST:PORT.
-        """
+        """Return the command of a driver here."""
         insecure = ["--insecure"] if self.insecure else ["--tls", str(self.tls)]
         words = self.driver_there(str(self.run_dir), self.config, learners, *insecure, bind=bind)
         return [*JUGGLER, *words]
@@ -125,13 +121,7 @@ class Launch:
     def worker(
         self, role: str, driver: str, juggler: Sequence[str] = (), index: int = -1, host: str = ""
     ) -> list[str]:
-        """Return the command of a worker.
-
-        Args:
-            driver: the driver's address, or the directory of the run on a shared file system.
-            index: of this worker; -1: the driver chooses.
-            host: host at which EnvRunners dial a learner; "": the host's own name.
-        """
+        """Return the command of a worker."""
         words = [*juggler, role, "--driver", driver, "--index", str(index)]
         if role != LEARNER:
             takes = self.gateway if role == ENVRUNNER else ""
@@ -365,11 +355,7 @@ class DriverState:
 
 
 class EngineRun(ABC):
-    """A run whose processes are managed by an engine.
-
-    Attributes:
-        signals: signals received while the run is followed.
-    """
+    """A run whose processes are managed by an engine."""
 
     ask_seconds: float | None = None  # between two requests about the driver; None: the default
     end_seconds: float = 90.0  # for the driver to end normally
@@ -378,7 +364,7 @@ class EngineRun(ABC):
         must_allow(numbers)
         self._launch, self._numbers, self._report = launch, dict(numbers), report
         self._tail: Tail | None = None  # shows the driver's output
-        self.signals: list[int] = []
+        self.signals: list[int] = []  # signals received while the run is followed
 
     @abstractmethod
     def plan(self) -> str:

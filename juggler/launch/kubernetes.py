@@ -44,10 +44,6 @@ class KubernetesRun(EngineRun):
     """Applies the manifests of a run, and follows it.
 
     The run directory is in a volume claim of the cluster, which is kept after the run.
-
-    Args:
-        namespace: namespace of the run; "": kubectl's.
-        components: changes of the manifests: names in `COMPONENTS`, or kustomize directories.
     """
 
     def __init__(

@@ -137,11 +137,6 @@ class SlurmRun(EngineRun):
 
     The run directory and its parent must be on a file system that all nodes share: workers find
     the driver's address there.
-
-    Args:
-        options: of sbatch, for all jobs.
-        of_learners: further options for learners.
-        of_players: further options for EnvRunners and evaluators.
     """
 
     def __init__(

@@ -39,9 +39,6 @@ class SwarmRun(EngineRun):
 
     The driver runs on the node of the command, with the run directory. Docker restarts the tasks
     of driver and workers, and distributes workers over all nodes.
-
-    Args:
-        compose: further compose files, which change the stack.
     """
 
     def __init__(

@@ -313,11 +313,7 @@ class FrozenModule:
         version: Version,
         settings_of: str,
     ) -> FrozenModule:
-        """Return a copy of a module of this run.
-
-        Args:
-            settings_of: the module of the configuration whose settings the player has.
-        """
+        """Return a copy of a module of this run."""
         flat = config.flat()
         made = _checkpoint_of(player_id, weights, learned, version, spaces, flat, settings_of)
         playing: dict[str, Tree] = {WEIGHTS: dict(weights), CONNECTORS: made.learned_of(player_id)}

@@ -572,9 +572,6 @@ class Checkpointing:
     checkpoints are taken between turns, at multiples of `checkpoint_updates`, and the next turn
     waits until the checkpoint is on the disk. Then all workers restart as in a resumed run,
     without any state that the checkpoint does not hold. So both runs give the same numbers.
-
-    Attributes:
-        suspended: no checkpoints are written, because another run has the directory.
     """
 
     def __init__(self, parts: RunParts) -> None:
@@ -583,7 +580,7 @@ class Checkpointing:
         self._every = parts.config.driver.checkpoint_updates
         self._last = parts.core.updates_before  # its checkpoint exists
         self._asked: dict[str, str] = {}  # by module id, the learner that sends its state
-        self.suspended = False
+        self.suspended = False  # no checkpoints are written, because another run has the directory
 
     @property
     def waits_for(self) -> list[str]:

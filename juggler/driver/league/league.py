@@ -81,11 +81,6 @@ class League:
     and reset players are in line-ups once they are `ready`. An open match is not part of a saved
     state: a resumed run plays another one.
 
-    Args:
-        config: its keys.
-        builder: a builder; None: the one named in `config`.
-        state: saved state to continue; None: a new league.
-
     Attributes:
         roster: the players.
         payoffs: their results.

@@ -50,9 +50,6 @@ class Payoffs:
     Each new result of a pair multiplies its earlier results by `decay`. A draw counts as half a
     win. A pair with fewer than `min_games` games has the win rate 0.5, because little is known of
     it. Decayed numbers never exceed 1 / (1 - decay), so games are counted separately.
-
-    Args:
-        decay: above 0, at most 1; with 1 nothing is forgotten.
     """
 
     def __init__(

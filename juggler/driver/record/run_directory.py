@@ -49,13 +49,7 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 
 def must_be_free(path: Path | None, command: str = "train", resume_command: str = "") -> None:
-    """Check that a new run can have this directory.
-
-    Args:
-        path: of the run; None: it gets a new one under runs/.
-        command: `train` or `driver`, for the run.
-        resume_command: the command that resumes a directory of several runs; "": a single run.
-    """
+    """Check that a new run can have this directory."""
     try:
         if path is None:
             return must_be_writable(Path(RUNS))

@@ -627,14 +627,7 @@ def serve_page(
     tls: Tls | None = None,
     insecure: bool = False,
 ) -> Iterator[str]:
-    """Serve the page, and yield its address.
-
-    Args:
-        bind: "host:port"; None: only this host, at a free port.
-        token: the token that the page asks for; "": none.
-        tls: of this host; None: plain HTTP.
-        insecure: allow other machines to read it without TLS.
-    """
+    """Serve the page, and yield its address."""
     host, port = split_address(bind or DEFAULT_BIND)
     is_here = is_loopback(host)
     if not is_here and not (token and (tls or insecure)):

@@ -199,12 +199,7 @@ class ModuleReset:
 
 
 class ModuleLearners:
-    """The driver's records of a module's learners, except batches.
-
-    Attributes:
-        first: their first weights before the first checkpoint; None: new weights.
-        last_reset: last reset of the module; None: never reset.
-    """
+    """The driver's records of a module's learners, except batches."""
 
     def __init__(
         self,
@@ -234,8 +229,8 @@ class ModuleLearners:
         self._core, self._registry = core, registry
         self._snapshots, self._progress = parts.snapshots, parts.progress
         self._resume = resume
-        self.first = first
-        self.last_reset: ModuleReset | None = None
+        self.first = first  # their first weights before the first checkpoint; None: new weights
+        self.last_reset: ModuleReset | None = None  # last reset of the module; None: never reset
 
     def precede_reset(self, version: Version) -> bool:
         """Return whether weights of this version are older than the last reset."""
