@@ -35,10 +35,7 @@ _MOST_FROZEN = 12  # columns of the table of win rates
 
 
 def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
-    """Tabulate players: origins, games and ratings.
-
-    Each player has a number for the table of win rates.
-    """
+    """Tabulate numbered players: origins, games and ratings."""
     ids = [player.player_id for player in players]
     ratings = elo(payoffs, ids)
     shares = nash_averaging(payoffs, ids)

@@ -21,12 +21,7 @@ from juggler.cli.arguments import (
 )
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.config_files import differing, load_config_and_keys, read_toml
-from juggler.driver.record.run_directory import (
-    CONFIG_FILE,
-    last_summary,
-    metrics_table,
-    to_toml,
-)
+from juggler.driver.record.run_directory import CONFIG_FILE, last_summary, metrics_table, to_toml
 
 _MIN_SECONDS: Final = 1.0
 _PROBES: Final = 12  # runs, including their starts, that share `--seconds`
@@ -166,10 +161,7 @@ def _sizes(config: RunConfig, key: str) -> Iterator[dict[str, int]]:
 
 
 def time_run(config: RunConfig, given: Collection[str], seconds: float) -> Timed:
-    """Train for a few seconds, in a directory that is deleted afterwards.
-
-    A run whose time is up before its first update has a rate of 0.
-    """
+    """Train for a few seconds, in a directory that is deleted afterwards."""
     from juggler.driver.driver import RunFailed, StartSettings
     from juggler.driver.start_run import start_run
 

@@ -53,7 +53,8 @@ class ChangedValues:
         # By module id and key. None: the number for all modules does not apply to this one.
         self._values: dict[str, dict[str, float | None]] = {}
         if resume is not None:
-            self._values = _kept(resume)
+            saved = resume.counters.get(VALUES, {})
+            self._values = msgspec.convert(saved, dict[str, dict[str, float | None]])
             self._follow_changes(RunConfig.from_flat(resume.config))
 
     def _follow_changes(self, before: RunConfig) -> None:
@@ -137,11 +138,6 @@ class ChangedValues:
 
     def _learner(self, module_id: str) -> LearnerConfig:
         return self._config.of(self._trained[module_id]).learner
-
-
-def _kept(checkpoint: Checkpoint) -> dict[str, dict[str, float | None]]:
-    """Return the numbers in a sound checkpoint."""
-    return msgspec.convert(checkpoint.counters.get(VALUES, {}), dict[str, dict[str, float | None]])
 
 
 def _schedules(config: LearnerConfig) -> dict[str, tuple[Any, str]]:

@@ -144,7 +144,9 @@ class RunConfig:
         try:
             made = RunConfig.from_flat({**values, **own}, where)
         except ConfigError as error:
-            raise prefixed(where, error) from error
+            lines = str(error).splitlines()
+            named = (each if each.startswith(where) else f"{where}: {each}" for each in lines)
+            raise ConfigError("\n".join(named)) from error
         return replace(made, driver=self.driver, env_runner=self.env_runner)
 
     def validate(self) -> None:
@@ -645,14 +647,6 @@ def raise_all(errors: Sequence[ValueError]) -> None:
     """Raise one error that lists all of these."""
     if listed_errors := [each for each in errors if isinstance(each, WrongValue)] or errors:
         raise ConfigError("\n".join(map(str, listed_errors))) from listed_errors[0]
-
-
-def prefixed(where: str, error: ConfigError) -> ConfigError:
-    """Prefix each line of an error with the table it is about."""
-    lines = str(error).splitlines()
-    return ConfigError(
-        "\n".join(each if each.startswith(where) else f"{where}: {each}" for each in lines)
-    )
 
 
 def instead_of(key: str) -> str:

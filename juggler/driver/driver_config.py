@@ -211,11 +211,6 @@ class DriverConfig:
             )
 
     @property
-    def confirms(self) -> bool:
-        """Return whether further episodes must confirm that the run is solved."""
-        return self.confirm and self.stop_return is not None
-
-    @property
     def learners(self) -> int:
         """Number of learner processes at the start."""
         return len(self.device_names()) if self.num_learners is None else self.num_learners

@@ -204,7 +204,8 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         "num_env_runners": core.num_runners,
         "num_learners": len(core.members),
         "devices": {name: parts.registry.devices[name] for name in core.members},
-        "restarts": parts.restarts,
+        # Of workers that replaced others, on all hosts.
+        "restarts": parts.local.supervisor.restarts + parts.metrics.workers.remote_restarts(),
         **parts.metrics.line(times.training, counters.trained),
     }
     # A single module's numbers would repeat the run's.

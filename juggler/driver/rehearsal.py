@@ -143,7 +143,9 @@ def _rehearse(
     config, before, own = trial.config, trial.before, UserCode(module, own_classes)
     if (builder := config.agents.league.get("builder")) in own_classes:
         register_builder(own_classes[builder])
-    devices = _devices_of(config)
+    here, driver = devices_here(), config.driver
+    indices = range(driver.learners)
+    devices = [device_for(driver.device_name(index), index, here) for index in indices]
     if not (env_factory or module or own_classes):
         for what, name in named_parts(config):
             does(f"importing {name}")
@@ -179,12 +181,6 @@ def _rehearse(
     _try_line_ups(config, groups, own_classes, does)
     _play(config, env, learners, partial(stage_of, config, trial.frozen, own), does, warn)
     return agents_here
-
-
-def _devices_of(config: RunConfig) -> list[str]:
-    """Return the device of each learner process, which must be here."""
-    here, driver = devices_here(), config.driver
-    return [device_for(driver.device_name(index), index, here) for index in range(driver.learners)]
 
 
 def _play(

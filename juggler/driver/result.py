@@ -67,10 +67,7 @@ class Times(NamedTuple):
 
 
 class RunClock:
-    """The clock of a run, and of its training.
-
-    Made when a run begins to wait for its workers.
-    """
+    """The clock of a run, and of its training."""
 
     def __init__(self, started: float, resume: Checkpoint | None = None) -> None:
         self._started = started

@@ -191,11 +191,6 @@ class RunParts:
         self.confirmation = Confirmation(self, evaluators)
         self.departures = Departures(self)
 
-    @property
-    def restarts(self) -> int:
-        """Number of workers that replaced others, on all hosts."""
-        return self.local.supervisor.restarts + self.metrics.workers.remote_restarts()
-
     def more_counters(self) -> dict[str, Any]:
         """Return the run's counters for a checkpoint, other than its books."""
         league = self.league.counters() if self.league else {}

@@ -277,14 +277,6 @@ def must_allow(numbers: Mapping[str, int | None]) -> None:
             raise LaunchError(f"{what} {number}: must be from {least} to {MOST_WORKERS}")
 
 
-def launch_directory(run_dir: str, config: str) -> Path:
-    """Return the given directory, or one named after the configuration."""
-    if run_dir:
-        return Path(run_dir)
-    stem = Path(config).stem or "run"
-    return Path("runs", f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-
-
 def ask(*command: str, advice: str) -> str:
     """Run a command of an engine, and return its output."""
     try:

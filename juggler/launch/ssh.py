@@ -24,14 +24,7 @@ import msgspec
 
 from juggler.driver.record.wording import plain
 from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR
-from juggler.launch.engine import (
-    ROLES,
-    DriverState,
-    EngineRun,
-    Launch,
-    LaunchError,
-    Report,
-)
+from juggler.launch.engine import ROLES, DriverState, EngineRun, Launch, LaunchError, Report
 from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.actors.command_processes import CommandLine
 from juggler.runtime.actors.endpoints import EndpointError, split_address

@@ -149,7 +149,8 @@ def checkpoint_tree(
             if key == PIPELINES and isinstance(branch, Mapping):
                 pipelines[module_id] = branch.get(DEFAULT_MODULE, {})
                 continue
-            name = _name_in_checkpoint(module_id, key)
+            own = key if module_id == DEFAULT_MODULE else f"{module_id}:{key}"
+            name = module_id if key == DEFAULT_MODULE else own
             if name in tree:
                 raise ValueError(f"the states of two modules have a branch {name!r}")
             tree[name] = branch
@@ -159,12 +160,6 @@ def checkpoint_tree(
     if learned := connector_branch(connectors):
         tree[CONNECTORS] = learned
     return tree
-
-
-def _name_in_checkpoint(module_id: str, key: str) -> str:
-    if key == DEFAULT_MODULE:
-        return module_id
-    return key if module_id == DEFAULT_MODULE else f"{module_id}:{key}"
 
 
 def restore_commands(module_id: str, checkpoint: Checkpoint) -> Iterator[training_pb2.Restore]:

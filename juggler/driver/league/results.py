@@ -66,13 +66,9 @@ class Payoffs:
         self.means = {mean.player_id: mean for mean in means}
 
     def book(self, player: str, other: str, result: int) -> None:
-        """Book one result: 1, a win; 0, a draw; -1, a loss.
-
-        A match against itself does not count.
-        """
-        if player == other:
-            return
-        _book(self.pairs, player, other, result, self._decay)
+        """Book one result: 1, a win; 0, a draw; -1, a loss."""
+        if player != other:
+            _book(self.pairs, player, other, result, self._decay)
 
     def book_kinds(self, kind: str, other: str, result: int) -> None:
         """Book one result between players of these kinds."""

@@ -175,10 +175,7 @@ class Roster:
         return list(self._present.values())
 
     def modelled_on(self, player_id: str, first: Sequence[str]) -> str:
-        """Return the initial player whose settings a learning player shares.
-
-        It is the player's ancestor, else the first player with its role, else the first player.
-        """
+        """Return the ancestor, or first with its role, that lends its settings."""
         player = self.players[player_id]
         for _ in self.players:  # each descends from an earlier one
             if player.player_id in first:

@@ -296,6 +296,7 @@ def _finite(value: Any) -> float | None:
 
 _MOST_EVENTS: Final = 200
 _LONG_TEXT: Final = 2000  # characters of an event
+_EVENT_KEYS: Final = ("time", "level", "message")
 _STATUS_SECONDS: Final = 1.0  # between two requests to a driver, for all viewers together
 _ANSWER_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 5.0  # between two readings of what seldom changes
@@ -372,14 +373,10 @@ class WatchedRun:
     def _read_events(self) -> None:
         with suppress(OSError):  # the run has no messages yet
             for text in self._events_file.new_lines(self._events.clear):
-                self._take_event(text)
-
-    def _take_event(self, text: bytes) -> None:
-        with suppress(ValueError, RecursionError):
-            event = json.loads(text)
-            if isinstance(event, dict):
-                keys = ("time", "level", "message")
-                self._events.append({key: str(event.get(key, ""))[:_LONG_TEXT] for key in keys})
+                with suppress(ValueError, RecursionError):
+                    if isinstance(event := json.loads(text), dict):
+                        shown = {key: str(event.get(key, ""))[:_LONG_TEXT] for key in _EVENT_KEYS}
+                        self._events.append(shown)
 
     def _read_league(self, config: dict[str, Any]) -> None:
         table = config.get("league")

@@ -108,7 +108,7 @@ def environments(config: RunConfig, role: str) -> int:
     rows = config.env_runner.envs_per_runner
     if role == EVALUATOR:
         most = config.driver.evaluation_episodes
-        if config.driver.confirms:
+        if config.driver.confirm and config.driver.stop_return is not None:
             most = max(most, CONFIRMING_EPISODES)
         rows = min(rows, most)
     return rows

@@ -360,10 +360,7 @@ class LearnerEvents:
 
 
 class WorkerEvents:
-    """Reads workers' messages, and passes them to the right part.
-
-    A worker with an invalid message is dismissed; other workers are not affected.
-    """
+    """Reads workers' messages, and passes them to the right part."""
 
     def __init__(self, parts: RunParts) -> None:
         self._parts = parts
@@ -398,14 +395,10 @@ class WorkerEvents:
             else:
                 self._failed(completed, completed.failure.message)
         if isinstance(event, WorkerJoined):
-            self._joined(event.worker)
+            self._parts.metrics.workers.joined(event.worker)
+            self._set_up(self._parts.registry.joined(event.worker))
         elif isinstance(event, WorkerReported):
             self._reported(event.worker, event.body)
-
-    def _joined(self, worker: Worker) -> None:
-        parts = self._parts
-        parts.metrics.workers.joined(worker)
-        self._set_up(parts.registry.joined(worker))
 
     def _reported(self, worker: Worker, body: any_pb2.Any) -> None:
         """Handle a worker's report: a message for people, or arrived batches."""
