@@ -40,11 +40,7 @@ C = TypeVar("C", bound="ConfigArguments")
 
 
 def registry_of_values(*, checked: bool = True) -> tyro.constructors.ConstructorRegistry:
-    """Make rules for values that tyro parses or describes differently.
-
-    Args:
-        checked: a wrong value is an error; False: it is read as None.
-    """
+    """Make rules for values; without `checked`, a wrong value is None."""
     registry = tyro.constructors.ConstructorRegistry()
 
     @registry.primitive_rule
@@ -233,14 +229,7 @@ class WorkerArguments(AccessArguments):
     """Format of this process's messages on stderr. json: one object per line."""
 
     def contact(self, role: str) -> Contact:
-        """Return how to reach the driver; start health checks.
-
-        Raises:
-            EndpointError: an address is malformed, or cannot be bound; or the directory that
-                containers share cannot be used.
-            RunDirectoryError: the run in the directory has no driver.
-            ValueError: the token or the directory for TLS cannot be used.
-        """
+        """Return how to reach the driver; start health checks."""
         # Also false for NaN, with which gRPC would fail much later.
         if not self.reattach_seconds >= 0:
             raise ValueError("--reattach-seconds must be at least 0")
@@ -331,10 +320,6 @@ def parse_first(kind: type[C], arguments: Sequence[str], command: str) -> tuple[
 
     Accepts every option of shipped algorithms, or of the user's own algorithm. `parse_rest`
     reports wrong values, because it knows the defaults.
-
-    Raises:
-        ConfigError: an option belongs to another library, or is a key of the model; or the
-            algorithm is unknown.
     """
     if own := _own_algorithm(arguments):
         bases = [type(RunConfig.from_flat({"algorithm": own}).learner)]
@@ -417,12 +402,7 @@ def values_given(run: RunConfig, arguments: Sequence[str]) -> dict[str, Any]:
 def must_not_be_combined(
     config: str | None, arguments: Sequence[str], resumed: str, may_change: Sequence[str]
 ) -> None:
-    """Check that --resume has no options that would be ignored.
-
-    Args:
-        resumed: what is resumed, for people.
-        may_change: keys that may have new values.
-    """
+    """Check that --resume has no options that would be ignored."""
     others = sorted(keys_given(arguments) - {"", "resume", *may_change})
     if config is not None:
         others.insert(0, "CONFIG")
@@ -480,11 +460,7 @@ def command(
     work: Callable[[T], int],
     modes: Mapping[str, Callable[[Sequence[str]], int]] | None = None,
 ) -> Callable[[Sequence[str]], int]:
-    """Make the function of a command from its options and its work.
-
-    Args:
-        modes: by option, the command that does other work instead.
-    """
+    """Make the function of a command; options in `modes` replace it."""
 
     def run(arguments: Sequence[str]) -> int:
         for option, other in (modes or {}).items():

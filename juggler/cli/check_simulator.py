@@ -83,17 +83,7 @@ def _report(given: Arguments) -> int:
 
 
 def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
-    """Play with the simulator, and return the findings.
-
-    Args:
-        given: the options.
-        report: called with each line of progress.
-
-    Raises:
-        ConfigError: the command cannot be started, or has no place for the address.
-        EndpointError: the gateway cannot listen there.
-        KeyboardInterrupt: Ctrl-C ended the check, and the command.
-    """
+    """Play with the simulator, and return the findings."""
     if given.steps < 1 or not given.seconds > 0:
         raise ConfigError("--steps must be at least 1, and --seconds above 0")
     is_command = ADDRESS in given.simulator or " " in given.simulator
@@ -194,10 +184,6 @@ class AnyAgents(ModuleAssignment):
 class Watched(ModulePlayer):
     """A player that acts at random, and checks its simulators.
 
-    Args:
-        name: name of its agent, for findings.
-        interface: the simulators' interface.
-
     Attributes:
         name: as given.
         ends: numbers of terminated and truncated episodes.
@@ -282,17 +268,9 @@ class Guests(ConnectionLog):
 
 
 class Check(StandaloneGateway):
-    """Checks simulators by random play through a gateway.
+    """Checks simulators by random play through a gateway."""
 
-    Args:
-        steps: number of steps before the connection is cut.
-        report: called with each line of progress.
-
-    Attributes:
-        guests: the gateway's log of connections.
-    """
-
-    guests: Guests
+    guests: Guests  # the gateway's log of connections
 
     def __init__(self, steps: int, report: Callable[[str], None]) -> None:
         super().__init__(report)

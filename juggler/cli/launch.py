@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,6 @@ from juggler.launch.engine import (
     Launch,
     LaunchError,
     follow,
-    launch_directory,
     new_certificates,
 )
 from juggler.runtime.near_matches import nearest
@@ -240,7 +241,8 @@ def _run_of(given: LaunchArguments, options: Sequence[str]) -> Launch:
     from juggler.cli.driver import read_arguments
 
     config = given.config or ""
-    run_dir = launch_directory(given.run_dir, config).absolute()
+    named = f"{Path(config).stem or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    run_dir = Path(given.run_dir or f"runs/{named}").absolute()
     if run_dir.is_file():
         raise LaunchError(f"{given.run_dir} is a file; name another run directory")
     # The driver's own checks, before certificates are made or jobs are queued.

@@ -35,10 +35,7 @@ _MOST_FROZEN = 12  # columns of the table of win rates
 
 
 def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
-    """Tabulate players: origins, games and ratings.
-
-    Each player has a number for the table of win rates.
-    """
+    """Tabulate numbered players: origins, games and ratings."""
     ids = [player.player_id for player in players]
     ratings = elo(payoffs, ids)
     shares = nash_averaging(payoffs, ids)
@@ -324,12 +321,7 @@ _BEFORE, _BEHIND = "league/learning/", "/elo"  # before and after a player's nam
 
 
 def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Path) -> Path:
-    """Draw a league.
-
-    Args:
-        run_dir: its metrics have the ratings over time.
-        output: file of the picture. Its suffix is the format; without one, PNG.
-    """
+    """Draw a league."""
     from matplotlib.figure import Figure
 
     ids = [player.player_id for player in players]

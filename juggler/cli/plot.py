@@ -145,9 +145,6 @@ def save(run_dirs: Sequence[Path], output: Path | None = None, **how: Any) -> Pa
     Args:
         output: file of the picture. Its suffix is the format; without one, PNG. None: plot.png in
             the directory of one run, comparison.png in the working directory for several.
-
-    Raises:
-        PlotError: as for `plot`; or the picture cannot be written.
     """
     figure = plot(*run_dirs, **how).figure
     default = run_dirs[0] / "plot.png" if len(run_dirs) == 1 else Path("comparison.png")
@@ -234,11 +231,7 @@ class RunCurves:
 
 
 def read_run(path: Path, name: str, group: str = "", smooth: int = 1) -> RunCurves:
-    """Read a run's metrics; repeated steps count once.
-
-    Raises:
-        PlotError: the run has no metrics.
-    """
+    """Read a run's metrics; repeated steps count once."""
     file = path / METRICS_FILE
     if not file.exists():
         what = f"has no {METRICS_FILE}" if path.is_dir() else "is not a directory"

@@ -110,12 +110,6 @@ def search(config: RunConfig, given: Collection[str], seconds: float) -> tuple[T
 
     A size doubles while steps per second grow by 5 %; of equally fast sizes, the first is chosen,
     which has the fewest processes.
-
-    Args:
-        seconds: for all runs, approximately. A run that has started is finished.
-
-    Raises:
-        ConfigError: the run cannot be timed; the message has the reason.
     """
     from juggler.driver.driver import RunFailed
     from juggler.runtime.actors.processes import release_forkserver, share_forkserver
@@ -172,10 +166,7 @@ def _sizes(config: RunConfig, key: str) -> Iterator[dict[str, int]]:
 
 
 def time_run(config: RunConfig, given: Collection[str], seconds: float) -> Timed:
-    """Train for a few seconds, in a directory that is deleted afterwards.
-
-    A run whose time is up before its first update has a rate of 0.
-    """
+    """Train for a few seconds, in a directory that is deleted afterwards."""
     from juggler.driver.driver import RunFailed, StartSettings
     from juggler.driver.start_run import start_run
 

@@ -33,11 +33,7 @@ RESETS: Final = "resets"
 def players_of(
     table: Mapping[str, Any], agents: Sequence[str], modules: Mapping[str, Any]
 ) -> list[str]:
-    """Return the modules a league begins with, learning ones first.
-
-    Raises:
-        ConfigError: the table has a wrong key or value, or does not fit the agents.
-    """
+    """Return the modules a league begins with, learning ones first."""
     try:
         league = League(LeagueConfig.from_table(table), tuple(agents), seed=0)
         league.begin()
@@ -67,17 +63,7 @@ def league_of(config: RunConfig, state: Mapping[str, Any] | None) -> League:
 
 
 def trained_now(config: RunConfig, counters: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the modules that are trained now; a league changes them.
-
-    Args:
-        counters: of the checkpoint to resume; None: the run is new.
-
-    Returns:
-        By id of a module, the module of the configuration whose settings it has.
-
-    Raises:
-        ValueError: the checkpoint has no league, or no player learns in it.
-    """
+    """Return, by trained module, the configured module whose settings it has."""
     first = config.module_ids
     state = (counters or {}).get(LEAGUE)
     if not config.agents.league or state is None:
@@ -97,12 +83,7 @@ def module_of(player: Player) -> str:
 
 
 def copies_of(counters: Mapping[str, Any]) -> dict[str, str]:
-    """Return the copies in a saved league.
-
-    Returns:
-        By id of a copy, the digest of its weights and connectors; "": unknown, because the
-        checkpoint is of an earlier version, or the copy had just been requested.
-    """
+    """Return digests of a saved league's copies by id; "": unknown."""
     try:
         players = counters[LEAGUE]["players"]
         ids = [each["player_id"] for each in players if each["parent"] and not each["retired"]]
@@ -123,14 +104,7 @@ class FoundGroup:
     action: spaces_pb2.Space | None  # space of their actions, or None as above
 
     def other_space(self, spaces: Mapping[str, Any]) -> tuple[str, str, str] | None:
-        """Return the first space that differs from a checkpoint, or None.
-
-        Args:
-            spaces: of the checkpoint, by "observation" and "action", as JSON.
-
-        Returns:
-            "observation" or "action", and descriptions of the old and the new space.
-        """
+        """Return the side, old and new space of a difference, or None."""
         for side, has in (("observation", self.observation), ("action", self.action)):
             if has is None or side not in spaces:
                 continue  # one has no encoding: loading the weights shows whether they fit
@@ -150,16 +124,7 @@ def needs_environment(config: RunConfig) -> bool:
 
 
 def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
-    """Name every agent of the environment in the table `agents`.
-
-    Args:
-        config: `agents` may be empty or have patterns. With a gateway, patterns stay.
-        groups: of the environment; (): unknown here.
-
-    Raises:
-        ConfigError: the tables `agents` and `modules` do not suit the environment, or need to know
-            it.
-    """
+    """Name every agent of the environment in `agents`; patterns of gateways stay."""
     tables = config.agents
     if config.env_runner.gateway:
         return _with_simulators(config)

@@ -53,7 +53,8 @@ class ChangedValues:
         # By module id and key. None: the number for all modules does not apply to this one.
         self._values: dict[str, dict[str, float | None]] = {}
         if resume is not None:
-            self._values = _kept(resume)
+            saved = resume.counters.get(VALUES, {})
+            self._values = msgspec.convert(saved, dict[str, dict[str, float | None]])
             self._follow_changes(RunConfig.from_flat(resume.config))
 
     def _follow_changes(self, before: RunConfig) -> None:
@@ -73,15 +74,7 @@ class ChangedValues:
                     self._store(key, None, module_id)
 
     def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
-        """Replace a schedule by a number; None: follow the configuration again.
-
-        Args:
-            module_id: of one of several modules; None: of all that have the key.
-
-        Raises:
-            ValueError: the key cannot change while a run trains, there is no such module, or the
-                value is out of range.
-        """
+        """Replace a schedule by a number; None: follow the configuration again."""
         value = plain(value)
         where = f"set({key!r}, {value!r})"
         if module_id is not None and module_id not in self._trained:
@@ -112,11 +105,7 @@ class ChangedValues:
                 self._values.setdefault(module_id or _ALL, {})[key] = value
 
     def of(self, module_id: str, settings_of: str) -> dict[str, float]:
-        """Return the numbers that were set for a module, by key.
-
-        Args:
-            settings_of: the module of the configuration whose settings it has.
-        """
+        """Return the numbers that were set for a module, by key."""
         with self._lock:
             both = {**self._values.get(_ALL, {}), **self._values.get(module_id, {})}
         if not both:
@@ -149,11 +138,6 @@ class ChangedValues:
 
     def _learner(self, module_id: str) -> LearnerConfig:
         return self._config.of(self._trained[module_id]).learner
-
-
-def _kept(checkpoint: Checkpoint) -> dict[str, dict[str, float | None]]:
-    """Return the numbers in a sound checkpoint."""
-    return msgspec.convert(checkpoint.counters.get(VALUES, {}), dict[str, dict[str, float | None]])
 
 
 def _schedules(config: LearnerConfig) -> dict[str, tuple[Any, str]]:

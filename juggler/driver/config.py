@@ -144,7 +144,9 @@ class RunConfig:
         try:
             made = RunConfig.from_flat({**values, **own}, where)
         except ConfigError as error:
-            raise prefixed(where, error) from error
+            lines = str(error).splitlines()
+            named = (each if each.startswith(where) else f"{where}: {each}" for each in lines)
+            raise ConfigError("\n".join(named)) from error
         return replace(made, driver=self.driver, env_runner=self.env_runner)
 
     def validate(self) -> None:
@@ -623,11 +625,7 @@ def unknown_key(
 
 
 def wrong_keys(module_id: str, table: Mapping[str, Any], of_run: str) -> list[ValueError]:
-    """Return an error for each wrong key in a module's table.
-
-    Args:
-        of_run: the algorithm of the run.
-    """
+    """Return an error for each wrong key in a module's table."""
     where, algorithm = f"modules.{module_id}", table.get("algorithm", of_run)
     try:
         kinds = find_algorithm(algorithm).config, ModuleConfig, ConnectorsTable
@@ -646,22 +644,9 @@ def wrong_keys(module_id: str, table: Mapping[str, Any], of_run: str) -> list[Va
 
 
 def raise_all(errors: Sequence[ValueError]) -> None:
-    """Raise one error that lists all of these.
-
-    Raises:
-        ConfigError: of all these errors, if any, one per line. If there are wrong values, other
-            errors may only follow from them, and are left out.
-    """
+    """Raise one error that lists all of these."""
     if listed_errors := [each for each in errors if isinstance(each, WrongValue)] or errors:
         raise ConfigError("\n".join(map(str, listed_errors))) from listed_errors[0]
-
-
-def prefixed(where: str, error: ConfigError) -> ConfigError:
-    """Prefix each line of an error with the table it is about."""
-    lines = str(error).splitlines()
-    return ConfigError(
-        "\n".join(each if each.startswith(where) else f"{where}: {each}" for each in lines)
-    )
 
 
 def instead_of(key: str) -> str:
@@ -710,11 +695,7 @@ def plain(value: Any) -> Any:
 def converted(
     kind: type[Any], values: Mapping[str, Any], where: str
 ) -> tuple[Any, list[WrongValue]]:
-    """Make a part of a configuration, and errors about wrong types.
-
-    Args:
-        values: by key, as a file or a script has them; others have their defaults.
-    """
+    """Make a part of a configuration, and errors about wrong types."""
     hints = get_type_hints(kind)
     of_kind = {each.name: each for each in fields(kind)}
     made, wrong = {}, []

@@ -29,9 +29,6 @@ def load_config_and_keys(
         name: a file, or the name of a shipped configuration; None: the defaults. "cartpole" with
             the algorithm "ppo" means cartpole-ppo, if that ships. A configuration sets all keys.
         algorithm: replaces the configuration's algorithm; None: keeps it.
-
-    Raises:
-        ConfigError: there is no such configuration, or it has an invalid key or value.
     """
     if isinstance(name, RunConfig):
         return name, frozenset(name.flat())
@@ -90,11 +87,7 @@ def _must_act_in(env: str, algorithm: object) -> None:
 
 
 def differing(values: Mapping[str, Any], wanted: Collection[str] = ()) -> dict[str, Any]:
-    """Return the keys that a file needs to reproduce this configuration.
-
-    Args:
-        wanted: keys to include anyway; with a dot, keys of tables.
-    """
+    """Return keys a file needs to reproduce this configuration, and wanted ones."""
     config = RunConfig.from_flat(dict(values))
     whole = config.flat()
     included = {
@@ -113,11 +106,7 @@ def differing(values: Mapping[str, Any], wanted: Collection[str] = ()) -> dict[s
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a file's keys and values.
-
-    Raises:
-        ConfigError: the file is missing, is not TOML, or has a table for shipped ones only.
-    """
+    """Read a file's keys and values."""
     try:
         values = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:

@@ -80,14 +80,7 @@ def settled(
     groups: Sequence[FoundGroup],
     rescaled: Mapping[str, bool] = MappingProxyType({}),
 ) -> tuple[RunConfig, str]:
-    """Choose values for keys that were not given, and name them.
-
-    Args:
-        config: has the general defaults for those keys; `with_agents` has made it.
-        given: keys that were given a value, even if it is the default.
-        groups: the agents of the environment and their spaces; (): unknown here.
-        rescaled: for each module with weights of another run, whether that run had rescale_actions.
-    """
+    """Choose values for keys that were not given, and name them."""
     if groups and groups[0].agents:
         return _settled_by_module(config, given, groups, rescaled)
     before = rescaled.get(DEFAULT_MODULE)
@@ -161,13 +154,7 @@ def _chosen(
     agents: int = 1,
     rescaled: bool | None = None,
 ) -> dict[str, Any]:
-    """Choose values by key, except for given keys.
-
-    Args:
-        learners: number of processes that train the module together.
-        agents: number of an environment's agents that the module plays.
-        rescaled: whether the run that its weights are from had rescale_actions; None: new weights.
-    """
+    """Choose values by key, except for given keys."""
     actions = _action_connectors(config, action, rescaled)
     if (ships := ALGORITHMS.get(config.learner.algorithm)) is None:  # a user's algorithm
         return {"connectors": actions} if actions and "connectors" not in given else {}
@@ -206,11 +193,7 @@ def _chosen(
 def _action_connectors(
     config: RunConfig, action: spaces_pb2.Space | None, rescaled: bool | None
 ) -> dict[str, Any]:
-    """Choose the connectors of actions.
-
-    Args:
-        action: space of its actions; None: unknown, so rescale_actions may change nothing.
-    """
+    """Choose the connectors of actions."""
     if rescaled is None:
         squashes = find_algorithm(config.learner.algorithm).squashes or config.module.model.get(
             "squash"
@@ -248,11 +231,7 @@ def _has_image(space: spaces_pb2.Space) -> bool:
 def _connectors(
     config: RunConfig, given: Collection[str], observed: str, gamma: float
 ) -> dict[str, Any]:
-    """Choose the connectors of observations and rewards.
-
-    Args:
-        observed: a key of `Algorithm.chosen_for`, or "".
-    """
+    """Choose the connectors of observations and rewards."""
     # A replay keeps rewards as they are. Demonstrations have unfiltered observations. A
     # discriminator's rewards are scaled already.
     keeps = isinstance(config.learner, OffPolicyConfig)

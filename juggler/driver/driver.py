@@ -272,11 +272,7 @@ class RunFailed(RuntimeError):
 
 
 class Driver:
-    """One run, from its parts and workers to its summary.
-
-    Attributes:
-        signal: signal received during the run; 0: none.
-    """
+    """One run, from its parts and workers to its summary."""
 
     def __init__(
         self,
@@ -287,14 +283,9 @@ class Driver:
         inherited: InheritedState,
         before: Sequence[tuple[str, Level]],
     ) -> None:
-        """Make the parts of a run.
-
-        Args:
-            inherited: the checkpoint to resume, or the weights to begin with.
-            before: messages from before the run had a directory, shown first.
-        """
+        """Make the parts of a run."""
         listen, resume = how.listen, inherited.resume
-        self.signal = 0
+        self.signal = 0  # signal received during the run; 0: none
         self._config = config
         self._directory = directory
         self._before = before
@@ -346,11 +337,7 @@ class Driver:
         )
 
     def run(self) -> dict[str, Any]:
-        """Train until a stop condition, an interrupt or a failure.
-
-        Raises:
-            Exception: the exception of a callback; SystemExit if it called `sys.exit`.
-        """
+        """Train until a stop condition, an interrupt or a failure."""
         summary: dict[str, Any] = {}
         self._start_listening()
         try:

@@ -211,22 +211,12 @@ class DriverConfig:
             )
 
     @property
-    def confirms(self) -> bool:
-        """Return whether further episodes must confirm that the run is solved."""
-        return self.confirm and self.stop_return is not None
-
-    @property
     def learners(self) -> int:
         """Number of learner processes at the start."""
         return len(self.device_names()) if self.num_learners is None else self.num_learners
 
     def most_learners(self, *, dialled: bool) -> int:
-        """Return the maximum number of learners at once.
-
-        Args:
-            dialled: workers dial in; otherwise the driver starts its own, and more only for
-                `juggler scale`.
-        """
+        """Return the maximum number of learners at once, local or `dialled` in."""
         return MOST_LEARNERS if dialled else self.learners
 
     def device_name(self, index: int) -> str:
@@ -515,15 +505,7 @@ _LONGEST_PREFIX: Final = 60  # leaves room for a number after it
 
 
 def who_plays(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
-    """Return the module, or the possible modules, of each agent.
-
-    Args:
-        groups: the agents of an environment, grouped by equal spaces.
-
-    Raises:
-        ConfigError: an agent has no module, a pattern matches no agent, agents with different
-            spaces are mapped to one module, or a module has a table but no agent.
-    """
+    """Return the possible modules of each agent, given groups of equal spaces."""
     if tables.agents:
         found = _matched(tables, groups)
     elif tables.mapping:

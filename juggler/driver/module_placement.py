@@ -42,10 +42,6 @@ class ModulePlacement:
 
     Processes whose indices differ by a multiple of the number of shards host the same modules. The
     number of shards never changes, so that no module ever moves.
-
-    Args:
-        trained: the modules that are trained now. A league may have added and removed some since
-            the configuration.
     """
 
     def __init__(self, config: RunConfig, trained: Iterable[str]) -> None:
@@ -70,11 +66,7 @@ class ModulePlacement:
         return sum(module_id in self.modules_of(index) for index in range(self._processes))
 
     def add(self, module_id: str, here: Collection[int] = ()) -> None:
-        """Place another module in the shard with the fewest modules.
-
-        Args:
-            here: indices of connected processes, one of which must host it; (): any.
-        """
+        """Place another module in the emptiest shard with a process in `here`."""
         able = {index % len(self._shards) for index in here} or range(len(self._shards))
         fewest = min(sorted(able), key=lambda shard: len(self._shards[shard]))
         self._shards[fewest].append(module_id)
@@ -92,12 +84,7 @@ def must_fit_together(
     devices: Sequence[str],
     free_on: Callable[[str], int | None],
 ) -> None:
-    """Check that kept steps fit into memory of host and GPUs.
-
-    Args:
-        kept: bytes of steps kept by each learner of a module, by module id.
-        free_on: returns free bytes of a GPU; None: unknown. Called only for several replays on one.
-    """
+    """Check that kept steps fit into memory of host and GPUs."""
     hosting = ModulePlacement(config, config.module_ids)
     hosted = [hosting.modules_of(index) for index in range(len(devices))]
     for gpu in sorted({*devices} - {CPU}):
@@ -142,13 +129,7 @@ def bytes_of_copies(config: RunConfig, kept: Mapping[str, float]) -> float:
 
 
 def must_have_room(of_processes: Sequence[float], taken: float = 0.0, copies: float = 0.0) -> None:
-    """Check that kept steps, and copies, fit into the host's memory.
-
-    Args:
-        of_processes: bytes that each learner process keeps in this memory.
-        taken: bytes that they already occupy.
-        copies: bytes for copies of them while a checkpoint is made.
-    """
+    """Check that kept steps, and copies, fit into the host's memory."""
     total, free = sum(of_processes), usable_memory()
     if free is None or total + copies <= (room := free + taken):
         return

@@ -52,14 +52,11 @@ class StatusAsked:
 
 @dataclass(frozen=True, slots=True)
 class ScaleAsked:
-    """A request for other numbers of local workers; 0: unchanged.
-
-    The answer has the numbers before, or a ValueError.
-    """
+    """A request for other numbers of local workers; 0: unchanged."""
 
     env_runners: int
     learners: int
-    answer: Future[tuple[int, int]]
+    answer: Future[tuple[int, int]]  # the numbers before, or a ValueError
 
 
 class MonitoringServices:
@@ -75,9 +72,8 @@ class MonitoringServices:
         self._ask = ask
         self._health, self._health_beside = AsyncHealth(_ATTACH_SERVICE, _STATUS_SERVICE), Health()
         self._open = ExitStack()
-        reflection = (_Reflection(),) if options.reflection else ()
         self._token = token
-        self.services: tuple[Service, ...] = (self._health, self, *reflection)
+        self.services: tuple[Service, ...] = (self._health, self)
 
     def question(self) -> Future[status_pb2.RunStatus]:
         asked = StatusAsked(Future())
@@ -85,11 +81,7 @@ class MonitoringServices:
         return asked.answer
 
     def start(self) -> None:
-        """Bind the addresses of metrics and health checks.
-
-        Raises:
-            EndpointError: one of the addresses cannot be bound.
-        """
+        """Bind the addresses of metrics and health checks."""
         with ExitStack() as opened:
             if self._options.metrics_bind:
                 # Imported here because it imports prometheus_client.
@@ -128,6 +120,8 @@ class MonitoringServices:
         service, status_name = STATUS_METHOD.strip("/").split("/")
         methods = {status_name: status, SCALE_METHOD.rpartition("/")[2]: scale}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+        if self._options.reflection:
+            add_reflection(server, (_ATTACH_SERVICE, _STATUS_SERVICE, health.SERVICE_NAME))
 
     async def _status(self, _: Any, context: Any) -> None:
         # Only the driver's own user can open its Unix socket.
@@ -170,27 +164,15 @@ async def _answered(future: Future[Any], context: Any) -> Any:
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
 
 
-class _Reflection:
-    async def add_to(self, server: Any) -> None:
-        add_reflection(server, (_ATTACH_SERVICE, _STATUS_SERVICE, health.SERVICE_NAME))
-
-
 def ask_status(channel: grpc.Channel, seconds: float, token: str = "") -> dict[str, Any]:
-    """Ask a driver for its run's status; see `plain_status`.
-
-    Args:
-        token: of the run; "": no token, as on the driver's Unix socket.
-    """
+    """Ask a driver for its run's status; see `plain_status`."""
     method: Any = channel.unary_unary(STATUS_METHOD)
     answer: bytes = method(b"", timeout=seconds, metadata=bearer(token))
     return plain_status(status_pb2.RunStatus.FromString(answer))
 
 
 def plain_status(status: status_pb2.RunStatus) -> dict[str, Any]:
-    """Convert a status to JSON data.
-
-    `metrics` is a line of metrics, or {}.
-    """
+    """Convert a status to JSON data, with a line of metrics or {}."""
     return {**_to_plain(status), "metrics": json.loads(status.metrics or "{}")}
 
 

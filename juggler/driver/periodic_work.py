@@ -23,11 +23,7 @@ _LINE_SECONDS = 1.0
 
 
 class Intervals:
-    """Alarms by name; each first rings after one interval.
-
-    Args:
-        seconds: between two alarms; 0: no alarm.
-    """
+    """Alarms by name, first after one interval; an interval of 0: none."""
 
     def __init__(self, seconds: Mapping[str, float]) -> None:
         now = time.monotonic()
@@ -47,15 +43,7 @@ class Intervals:
 
 
 class PeriodicWork:
-    """Does the periodic work of a run.
-
-    Args:
-        bound: the addresses that the driver listens at; an address whose socket was removed is
-            deleted.
-
-    Attributes:
-        newest_line: the newest line of metrics; {} before the first one.
-    """
+    """Does the periodic work of a run."""
 
     def __init__(
         self,
@@ -64,7 +52,7 @@ class PeriodicWork:
         bound: list[str],
         announce: Callable[[], None],
     ) -> None:
-        self.newest_line: dict[str, Any] = {}
+        self.newest_line: dict[str, Any] = {}  # the newest line of metrics; {} before the first one
         self.standstill = Standstill(parts)
         self._parts = parts
         self._directory = directory
@@ -198,11 +186,7 @@ class PeriodicWork:
 
 
 def metrics_line(parts: RunParts) -> dict[str, Any]:
-    """Return the metrics of a run, which it writes every second.
-
-    Raises:
-        LedgerError: the books do not balance.
-    """
+    """Return the metrics of a run, which it writes every second."""
     core, times = parts.core, parts.clock.now()
     counters = core.counters()
     counters.check()
@@ -220,7 +204,8 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         "num_env_runners": core.num_runners,
         "num_learners": len(core.members),
         "devices": {name: parts.registry.devices[name] for name in core.members},
-        "restarts": parts.restarts,
+        # Of workers that replaced others, on all hosts.
+        "restarts": parts.local.supervisor.restarts + parts.metrics.workers.remote_restarts(),
         **parts.metrics.line(times.training, counters.trained),
     }
     # A single module's numbers would repeat the run's.
@@ -281,14 +266,10 @@ _LIMIT = 1000  # suggested limit of steps
 
 
 class Standstill:
-    """Checks from time to time whether the run makes progress.
-
-    Attributes:
-        starting: nothing was trained on, but the missing workers are still starting.
-    """
+    """Checks from time to time whether the run makes progress."""
 
     def __init__(self, parts: RunParts) -> None:
-        self.starting = False
+        self.starting = False  # nothing was trained on, but the missing workers are still starting
         self._config = parts.config
         self._parts = parts
         self._trained_at_last_check = 0

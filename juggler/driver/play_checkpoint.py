@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from juggler.driver.checkpoint.first_weights import FrozenModule, frozen_modules, parts_in
+from juggler.driver.checkpoint.first_weights import frozen_modules, parts_in
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.reporting.episode_returns import WithReturns
@@ -32,12 +32,14 @@ if TYPE_CHECKING:
     from gymnasium import Space
     from gymnasium.vector import VectorEnv
 
+    from juggler.driver.checkpoint.first_weights import Parts
     from juggler.envrunner.evaluation import PlayedEpisodes
 
     Recording = Callable[
         [RunConfig, Path, VectorEnv[Any, Any, Any]],
         AbstractContextManager[VectorEnv[Any, Any, Any]],
     ]
+    Build = Callable[[str, Space[Any], Space[Any]], Parts]
     from juggler.envrunner.multi_agent.line_up import Role
     from juggler.envrunner.multi_agent.module_slots import ModuleSlots
     from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
@@ -137,12 +139,9 @@ def evaluate(
         # In this process: the factory hands out the paths, one environment after the other.
         runner.vectorize = "sync"
 
-    def parts(module_id: str, observed: Space[Any], acted: Space[Any]) -> Any:
-        return parts_in(found, module_id, config.of(module_id), observed, acted, given, own)
-
+    parts = _builder(found, where, config, given, own)
     if config.played_by:
-        frozen = frozen_modules(config, run_of(where))
-        played = _play_together(config, factory, parts, frozen, given, own, episodes, seed, watch)
+        played = _play_together(config, factory, parts, own, episodes, seed, watch)
     else:
         to_play = config, factory, parts, where, recording
         played = _play_alone(*to_play, episodes, seed, watch, explore=explore)
@@ -156,13 +155,7 @@ def _opened(
     own: Mapping[str, Any] = MappingProxyType({}),
     **keys: Any,
 ) -> tuple[Checkpoint, Path, RunConfig]:
-    """Read a checkpoint, its path, and its configuration with these keys.
-
-    Args:
-        env: another environment, as a name or a function.
-        module: the run's module again, as a name or a class.
-        own: further classes and functions of a script, by name.
-    """
+    """Read a checkpoint, its path, and its configuration with these keys."""
     found = read_or_warn(checkpoint)
     where = found.path or Path(checkpoint)
     named = {key: name for key, name in (("env", env), ("module", module)) if type(name) is str}
@@ -171,10 +164,28 @@ def _opened(
     return found, where, config
 
 
+def _builder(
+    found: Checkpoint,
+    where: Path,
+    config: RunConfig,
+    module: Callable[..., Any] | None = None,
+    own: Mapping[str, type[Any]] = MappingProxyType({}),
+) -> Build:
+    """Return what builds a module of a checkpoint, or of its own if not trained."""
+    frozen = frozen_modules(config, run_of(where)) if config.played_by else {}
+
+    def build(module_id: str, observed: Space[Any], acted: Space[Any]) -> Parts:
+        if module_id in frozen:
+            return frozen[module_id].parts(observed, acted, module, own)
+        return parts_in(found, module_id, config.of(module_id), observed, acted, module, own)
+
+    return build
+
+
 def _play_alone(
     config: RunConfig,
     factory: Callable[..., Any] | None,
-    parts: Callable[[str, Space[Any], Space[Any]], Any],
+    parts: Build,
     where: Path,
     recording: Recording | None,
     episodes: int,
@@ -231,19 +242,6 @@ def evaluate_with_simulators(
     """Play whole episodes of simulators with the policy in a checkpoint.
 
     It acts without exploration, and plays the episodes that begin first.
-
-    Args:
-        checkpoint: as in `evaluate`.
-        simulator: the command of a simulator, with {address}. The run's simulators_per_runner
-            copies of it are started.
-        episodes: number of episodes.
-        seed: of the episodes.
-        watch: as in `evaluate`.
-
-    Raises:
-        ConfigError: `episodes` is below 1, the command is wrong, or the run has a league.
-        CheckpointError: as `evaluate`.
-        SimulatorFailed: a copy of the simulator keeps ending.
     """
     from juggler.gateway.standalone_gateway import evaluate_with_copies
 
@@ -251,19 +249,11 @@ def evaluate_with_simulators(
     found, where, config = _opened(checkpoint, simulator=simulator)
     if config.agents.league:
         raise ConfigError(f"{where}: a league has no line-up to evaluate: name players with --play")
-    frozen = frozen_modules(config, run_of(where))
-
-    def parts(module_id: str, observed: Space[Any], acted: Space[Any]) -> Any:
-        # Modules that are not trained have checkpoints of their own.
-        if module_id in frozen:
-            return frozen[module_id].parts(observed, acted, None, {})
-        return parts_in(found, module_id, config.of(module_id), observed, acted, None, {})
-
     played = evaluate_with_copies(
         config.env_runner,
         config.agents.agents,
         config.agents.mapping,
-        parts,
+        _builder(found, where, config),
         episodes,
         seed,
         found.counters["trained"],
@@ -299,9 +289,7 @@ def warns_of_endless(watch: Callable[[int, int], None] | None) -> Callable[[int,
 def _play_together(
     config: RunConfig,
     factory: Callable[..., Any] | None,
-    parts: Callable[[str, Space[Any], Space[Any]], Any],
-    frozen: Mapping[str, FrozenModule],
-    module: Callable[..., Any] | None,
+    parts: Build,
     own: Mapping[str, type[Any]],
     episodes: int,
     seed: int,
@@ -323,11 +311,7 @@ def _play_together(
         ids = [*config.module_ids, *tables.frozen_ids]
         for module_id, role in cast(envs, played_by, ids).items():
             spaces = role.spaces.observation_space, role.spaces.action_space
-            built, connectors, module_to_env = (
-                frozen[module_id].parts(*spaces, module, own)
-                if module_id in frozen
-                else parts(module_id, *spaces)
-            )
+            built, connectors, module_to_env = parts(module_id, *spaces)
             policy = Actor(built, 1, 0, seed, module_to_env, connectors)
             modules.append(ModuleSlots(role, envs.num_envs, envs.agents, policy, 1, 0))
         # "random" has neither a table nor weights.
@@ -452,11 +436,7 @@ def play_matches(
 def _chosen(
     agents: tuple[str, ...], players: Mapping[str, str | Policy], own: Mapping[str, Sequence[str]]
 ) -> dict[str, str | Policy]:
-    """Find the player of each agent.
-
-    Args:
-        own: by agent, the modules that may play it if no player is given.
-    """
+    """Find the player of each agent; `own` has modules for the others."""
     for pattern in players:
         if not any(fits(agent, pattern) for agent in agents):
             raise ConfigError(f"no agent is called {pattern!r}{nearest(pattern, agents)}")

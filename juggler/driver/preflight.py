@@ -43,15 +43,11 @@ _STACK_OF_C = "C stack trace ("  # below the Python stacks, from 3.14 on
 
 
 class PreflightError(ConfigError):
-    """The run cannot work: its environment or its module cannot be made.
-
-    Attributes:
-        traceback: of the code that failed, if it helps; else "".
-    """
+    """The run cannot work: its environment or its module cannot be made."""
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)
-        self.traceback = traceback.rstrip()
+        self.traceback = traceback.rstrip()  # of the code that failed, if it helps; else ""
         if self.traceback:
             self.add_note(self.traceback)
 
@@ -103,12 +99,7 @@ DOES, WARNS, FOUND, FAILED = "does", "warns", "found", "failed"
 
 
 def check_names(config: RunConfig) -> None:
-    """Check the names in a configuration, without importing user code.
-
-    Raises:
-        ConfigError: there is no such environment, simulator or Python module, or the environment
-            needs a package that is not installed.
-    """
+    """Check the names in a configuration, without importing user code."""
     try:
         if config.plays and not config.env_runner.gateway:
             check_name(config.env_runner.env)
@@ -159,17 +150,9 @@ def rehearse(
     process. It counts as hung after worker_timeout_seconds without processor time, or after
     hang_seconds of processor time in one step, so that a loaded host does not fail it.
 
-    Args:
-        report: called repeatedly with the current activity of the process.
-        warn: called with each warning, which does not stop the run.
-
     Returns:
         The agents of one environment, and their spaces; () if the run has no environment on this
         host.
-
-    Raises:
-        PreflightError: a part cannot be made, crashed, hung, or does not fit the checkpoint; the
-            message names it.
     """
     received, sender = Pipe(duplex=False)
     stack, writes = Pipe(duplex=False)

@@ -143,7 +143,9 @@ def _rehearse(
     config, before, own = trial.config, trial.before, UserCode(module, own_classes)
     if (builder := config.agents.league.get("builder")) in own_classes:
         register_builder(own_classes[builder])
-    devices = _devices_of(config)
+    here, driver = devices_here(), config.driver
+    indices = range(driver.learners)
+    devices = [device_for(driver.device_name(index), index, here) for index in indices]
     if not (env_factory or module or own_classes):
         for what, name in named_parts(config):
             does(f"importing {name}")
@@ -179,12 +181,6 @@ def _rehearse(
     _try_line_ups(config, groups, own_classes, does)
     _play(config, env, learners, partial(stage_of, config, trial.frozen, own), does, warn)
     return agents_here
-
-
-def _devices_of(config: RunConfig) -> list[str]:
-    """Return the device of each learner process, which must be here."""
-    here, driver = devices_here(), config.driver
-    return [device_for(driver.device_name(index), index, here) for index in range(driver.learners)]
 
 
 def _play(
@@ -277,11 +273,7 @@ def _try_line_ups(
 
 
 class _Checks:
-    """Checks of both kinds of environments.
-
-    Args:
-        warn: called for the first number outside a Box, and for the first unread infos.
-    """
+    """Checks of both kinds of environments."""
 
     def __init__(self, name: str, warn: Report) -> None:
         self._name, self._warn = name, warn
@@ -295,13 +287,7 @@ class _Checks:
     def check(
         self, space: Space[Any], observations: Tree, call: str, named: Callable[[int], str]
     ) -> None:
-        """Reject observations [B, ...] outside discrete spaces; warn about Boxes.
-
-        Args:
-            space: of one observation.
-            call: the call that returned them, "reset" or "step".
-            named: names the environment of a row, and the agent.
-        """
+        """Reject observations [B, ...] outside discrete spaces; warn about Boxes."""
         if outside := find_outside(choices_of(space_leaves(space)), observations):
             (row, *_), what = outside
             raise EnvironmentFailed(f"{named(row)} ({self._name})", call, f"its observation{what}")
@@ -432,12 +418,7 @@ def learner_of(
 
 
 def _try_connectors(pipeline: EnvToModule, space: Space[Any]) -> None:
-    """Call observation connectors with two samples, and check the results.
-
-    Raises:
-        ValueError: a connector's result does not fit its space, or it changes what it is given.
-        UnsupportedSpace: the space has no encoding.
-    """
+    """Call observation connectors with two samples, and check the results."""
     if all(map(is_shipped, pipeline.stored)):
         return
     space_leaves(space)
@@ -521,12 +502,7 @@ def must_continue(
     groups: Sequence[FoundGroup],
     before: Checkpoint,
 ) -> None:
-    """Check that learners can continue from a checkpoint.
-
-    Raises:
-        ConfigError: the weights of a module are of another network, other spaces or another
-            algorithm, or its optimizer or its learner connectors have changed.
-    """
+    """Check that learners can continue from a checkpoint."""
     unknown = FoundGroup((), None, None)
     for module_id, learner in learners.items():
         agents = {agent for agent, ids in config.played_by.items() if module_id in ids}
@@ -740,16 +716,7 @@ def _rounds(config: RunConfig, stage: Stage) -> Iterator[dict[str, EpisodeBatch]
 def try_update(
     config: RunConfig, learner: Learner, batch: EpisodeBatch, more: Iterator[EpisodeBatch | None]
 ) -> str:
-    """Make an update, and return a warning for people, or "".
-
-    Args:
-        batch: to learn from. Its numbers are finite, as in all batches.
-        more: batches of further rounds, for a second update if the first one is not finite; None:
-            the module did not act in that round.
-
-    Raises:
-        ValueError: the gradient of the loss is not finite, even with several batches.
-    """
+    """Make an update, and return a warning for people, or ""."""
 
     def updated(batches: Sequence[EpisodeBatch]) -> Mapping[str, float] | None:
         return fetch_metrics(learner.update_from_episodes(batches)) or None

@@ -18,16 +18,7 @@ from juggler.runtime.datasets.dataset import DatasetError, environment_of, must_
 def with_dataset(
     config: RunConfig, given: Collection[str], *, is_here: bool, is_new: bool
 ) -> RunConfig:
-    """Complete a configuration with its data set's environment and absolute paths.
-
-    Args:
-        is_here: EnvRunners, and so the data set, are on this host.
-        is_new: the run has recorded nothing yet.
-
-    Raises:
-        ConfigError: the algorithm needs a data set, the named one does not exist, evaluations have
-            no environment, or recording is impossible there.
-    """
+    """Complete a configuration with its data set's environment and absolute paths."""
     if is_here:
         config = _with_record(_with_demonstrations(config), is_new)
     name, algorithm = config.env_runner.dataset, config.learner.algorithm
@@ -68,11 +59,7 @@ def _in_words(stated: dict[str, Any]) -> str:
 
 
 def is_of_another(runner: EnvRunnerConfig) -> bool:
-    """Return whether the named environment is not the data set's.
-
-    Raises:
-        DatasetError: there is no such data set, or it is damaged.
-    """
+    """Return whether the named environment is not the data set's."""
     if runner.env == Path(runner.dataset).name:
         return False  # none was named
     played = {"env": runner.env, "env_kwargs": runner.env_kwargs}
@@ -80,16 +67,7 @@ def is_of_another(runner: EnvRunnerConfig) -> bool:
 
 
 def must_be_playable(dataset: str, env: str, gateway: str = "") -> None:
-    """Check that a run has an environment to play.
-
-    Args:
-        dataset: of the run; "": none.
-        gateway: of the run; "": no gateway, or `env` is not the run's.
-
-    Raises:
-        ConfigError: the run's env is only a name, of its data set or of simulators, and no other
-            environment is given.
-    """
+    """Check that a run has an environment to play."""
     if gateway and ":" not in env and env not in gymnasium.registry:
         raise ConfigError(
             f"the run used simulators, and env = {env!r} is only a name: "

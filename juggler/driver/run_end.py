@@ -67,13 +67,7 @@ class Times(NamedTuple):
 
 
 class RunClock:
-    """The clock of a run, and of its training.
-
-    Made when a run begins to wait for its workers.
-
-    Args:
-        started: when the command was given, in seconds of `time.monotonic`.
-    """
+    """The clock of a run, and of its training."""
 
     def __init__(self, started: float, resume: Checkpoint | None = None) -> None:
         self._started = started
@@ -180,14 +174,7 @@ def goal_reached(run_dir: Path, before: RunConfig, now: RunConfig) -> str:
 
 
 def goals_behind(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> list[str]:
-    """Find a given stop condition that a resumed run has passed.
-
-    Returns:
-        A warning for stop_steps, with which the run ends after one more update.
-
-    Raises:
-        ConfigError: stop_seconds leaves no time for an update.
-    """
+    """Warn of a given stop condition that a resumed run has passed."""
     was, wanted = before.driver, now.driver
     steps, seconds = checkpoint.counters["trained"], checkpoint.counters.get("training_time", 0.0)
     limit = wanted.stop_seconds

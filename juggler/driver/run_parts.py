@@ -67,11 +67,7 @@ class FrozenParts:
     def add_player(
         self, module_id: str, setup: ActingSetup, tree: Mapping[str, Tree] | None = None
     ) -> None:
-        """Send a player to all workers that play.
-
-        Args:
-            tree: its weights and its connectors' state; None: learners send them.
-        """
+        """Send a player to workers that play, with its weights if given."""
         self._awaited[module_id] = set(self._registry.env_runners())
         for worker in self._registry.acting_workers():
             parts = () if tree is None else restores(module_id, tree, {})
@@ -194,11 +190,6 @@ class RunParts:
         self.evaluations = PeriodicEvaluations(self, evaluators, BestCheckpoint(run_dir))
         self.confirmation = Confirmation(self, evaluators)
         self.departures = Departures(self)
-
-    @property
-    def restarts(self) -> int:
-        """Number of workers that replaced others, on all hosts."""
-        return self.local.supervisor.restarts + self.metrics.workers.remote_restarts()
 
     def more_counters(self) -> dict[str, Any]:
         """Return the run's counters for a checkpoint, other than its books."""

@@ -39,7 +39,7 @@ class StatusReader:
             run_dir=str(parts.run_dir.resolve()),
             env=parts.config.env_runner.env,
             algorithm=parts.config.learner.algorithm,
-            phase=parts.end.reason or "training",
+            phase=self._phase(),
             # Numbers of the run are in its metrics; the rest changes faster, or is for operators.
             metrics=json.dumps(to_json(self.newest_line())),
             updates=parts.metrics.updates,
@@ -59,6 +59,17 @@ class StatusReader:
         for moment, level, text in self.journal.newest:
             status.log_messages.add(time=moment, level=level, text=text)
         return status
+
+    def _phase(self) -> str:
+        """Describe what the run is doing, also while it writes no metrics."""
+        parts = self.parts
+        ending = parts.end.reached
+        # An asynchronous run trains while a candidate is played.
+        if (ending or parts.config.driver.synchronous) and parts.confirmation.under_way:
+            return "confirming that the run is solved"
+        if ending and parts.snapshots.under_way:
+            return "writing the last checkpoint"
+        return parts.end.reason or "training"
 
     def _queues(self) -> status_pb2.Queues:
         core = self.parts.core

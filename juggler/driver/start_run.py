@@ -78,16 +78,7 @@ def with_callbacks(how: StartSettings, config: DriverConfig) -> StartSettings:
 def start_run(
     config: RunConfig, given: Collection[str], how: StartSettings, over: bool = False
 ) -> Result:
-    """Start a new run of a complete configuration.
-
-    Args:
-        given: the keys that were given; the run may choose values for other keys.
-        over: start over in the directory of a run that was killed before its first checkpoint.
-
-    Raises:
-        ConfigError: the configuration names something that this host cannot find or make, or
-            weights that the run cannot begin with.
-    """
+    """Start a new run; `over`: again in a killed run's directory."""
     must_not_be_imported()
     listen, how = how.listen, with_callbacks(how, config.driver)
     progress = make_progress(config.driver.progress)
@@ -130,13 +121,7 @@ def start_run(
 def resume_run(
     run_dir: Path, checkpoint: Checkpoint, config: RunConfig, how: StartSettings
 ) -> Result:
-    """Resume a run, unless it has reached its goal.
-
-    Raises:
-        CheckpointError: the checkpoint has content that no run writes.
-        RunDirectoryError: this is not a run directory, or it is not writable.
-        ConfigError: the algorithm or the starting weights have changed.
-    """
+    """Resume a run, unless it has reached its goal."""
     must_not_be_imported()
     must_be_sound(checkpoint)
     run_dir = run_dir.absolute()
@@ -191,9 +176,6 @@ def _checked(
     A run with workers on other hosts is not checked, since its parts are on those hosts.
     Exception: if its modules depend on the environment's agents, the environment has to be here
     too.
-
-    Args:
-        messages: receives messages to show once the run has a directory.
     """
     config = trial.config
     workers = config.driver.num_env_runners + config.driver.learners
@@ -564,16 +546,11 @@ class StartedRun:
 
 
 class _Follower(Callback):
-    """Passes events of a run to other threads.
-
-    Attributes:
-        begun: the run has its directory, or failed before.
-        run: None before it has begun.
-    """
+    """Passes events of a run to other threads."""
 
     def __init__(self) -> None:
-        self.begun = threading.Event()
-        self.run: Run | None = None
+        self.begun = threading.Event()  # the run has its directory, or failed before
+        self.run: Run | None = None  # None before it has begun
         self._lock = threading.Lock()
         self._stop = ""
         self._over = False

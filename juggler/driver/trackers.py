@@ -219,11 +219,7 @@ _STEPS = "env_steps_sampled"
 
 
 class WandbTracker(Tracker):
-    """A run of wandb, configured by its variables, such as WANDB_PROJECT.
-
-    Raises:
-        ConfigError: there is no login.
-    """
+    """A run of wandb, configured by its variables, such as WANDB_PROJECT."""
 
     def __init__(self) -> None:
         import wandb  # takes a second
@@ -299,11 +295,7 @@ _TRACKERS: Final[Mapping[str, Callable[[], Tracker]]] = {
 
 
 def tracking(names: list[str]) -> tuple[Callback, ...]:
-    """Return a callback for trackers of these names, if any.
-
-    Raises:
-        ConfigError: a tracker's package is not installed, or cannot be used.
-    """
+    """Return a callback for trackers of these names, if any."""
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         spec = find_spec(name)
@@ -441,12 +433,7 @@ class Tracking(Callback):
         self._next_checkpoint = time.monotonic() + size / _BYTES_A_SECOND
 
     def _log_checkpoint(self, tracker: str, name: str, found: Path, path: Path) -> None:
-        """Log a checkpoint, unless it already is logged.
-
-        Args:
-            name: "newest" or "best".
-            path: of the checkpoint, or of a copy.
-        """
+        """Log a checkpoint, unless it already is logged."""
         if self._logged.get((tracker, name)) != found:
             self._trackers[tracker].checkpoint(name, path)
             self._logged[tracker, name] = found

@@ -73,20 +73,12 @@ class RunExit:
 
 
 class RunProcess:
-    """A process that runs `juggler train`.
-
-    Attributes:
-        newest: its newest line of metrics, flat; {} before the first one.
-    """
+    """A process that runs `juggler train`."""
 
     def __init__(self, config_file: Path, run_dir: Path) -> None:
-        """Start a run, or resume it if it has a checkpoint.
-
-        Args:
-            run_dir: its directory. Remains of a run without a checkpoint are deleted.
-        """
+        """Start a run, or resume it; remains without a checkpoint are deleted."""
         self.run_dir = run_dir
-        self.newest: MetricsLine = {}
+        self.newest: MetricsLine = {}  # its newest line of metrics, flat; {} before the first one
         self._log = run_dir.with_suffix(".log")
         self._metrics = LineFile(run_dir / METRICS_FILE)
         self._stopped = False
@@ -157,12 +149,7 @@ class RunProcess:
 
 
 class Runs(ABC):
-    """Several runs, as many at once as cores allow.
-
-    Args:
-        jobs: number of runs at once; None: as many as the cores allow.
-        resume_command: the command that resumes them.
-    """
+    """Several runs, as many at once as cores allow."""
 
     #: File that describes the runs of the directory; locked by a process.
     file: ClassVar[str]
@@ -210,11 +197,7 @@ class Runs(ABC):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the directory; show how to resume after an interruption.
-
-        Raises:
-            RunDirectoryError: another process has it, or it is not a directory of these runs.
-        """
+        """Lock the directory; show how to resume after an interruption."""
         must_not_be_imported()
         with (self.directory / self.file).open("rb") as locked:
             if not lock(locked):
@@ -234,10 +217,6 @@ class Runs(ABC):
 
         Ctrl-C and SIGTERM end all runs normally, and are raised when they have ended; a second
         signal kills them.
-
-        Raises:
-            KeyboardInterrupt: on Ctrl-C.
-            SystemExit: on SIGTERM or SIGHUP.
         """
         running: list[RunProcess] = []
         stopping = threading.Event()
@@ -318,13 +297,7 @@ def must_not_record(config: RunConfig) -> None:
 def make_directory(
     path: Path | None, kind: str, env: str, file: str, content: bytes, resume_command: str
 ) -> Path:
-    """Make a directory, with a file that describes its runs.
-
-    Args:
-        path: an unused path; None: a new directory under runs/.
-        kind: "sweep" or "seeds": prefix of the name of a new directory.
-        resume_command: the command that resumes the runs of the directory.
-    """
+    """Make a directory, with a file that describes its runs."""
     must_not_be_imported()
     name = re.sub(r"[^\w.-]+", "-", env.rpartition(":")[2])
     path = path or Path("runs") / f"{kind}-{name}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -70,15 +70,7 @@ class Axis:
 
 
 def parse_space(given: Mapping[str, str | Sequence[Value]], run: Mapping[str, Any]) -> list[Axis]:
-    """Parse a space, and check that the configuration accepts it.
-
-    Args:
-        given: by key, "1e-4..1e-2:log", "128..1024:128" or "0,0.01", or the values themselves.
-
-    Raises:
-        ConfigError: a key is not in the configuration, a value is wrong for its key, or a range is
-            empty.
-    """
+    """Parse a space, and check that the configuration accepts it."""
     first = dict(run)
     if "algorithm" in given:
         algorithms = _with_each_algorithm([_axis("algorithm", given["algorithm"], run)], run)

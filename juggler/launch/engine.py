@@ -103,11 +103,7 @@ class Launch:
     # -- commands -------------------------------------------------------------------------------
 
     def driver(self, bind: str, learners: int) -> list[str]:
-        """Return the command of a driver here.
-
-        Args:
-            bind: address to listen at, HOST:PORT.
-        """
+        """Return the command of a driver here."""
         insecure = ["--insecure"] if self.insecure else ["--tls", str(self.tls)]
         words = self.driver_there(str(self.run_dir), self.config, learners, *insecure, bind=bind)
         return [*JUGGLER, *words]
@@ -115,12 +111,7 @@ class Launch:
     def driver_there(
         self, run_dir: str, config: str, learners: int, *more: str, bind: str = "0.0.0.0:5005"
     ) -> list[str]:
-        """Return the command of a driver elsewhere, such as in a container.
-
-        Args:
-            run_dir: the run directory there.
-            config: the file of the configuration there, if it is a file.
-        """
+        """Return the command of a driver elsewhere, such as in a container."""
         name = config if self.config_file else self.config
         given = any(each.partition("=")[0] == "--num-learners" for each in self.options)
         options = [*self.options, *([] if given else ["--num-learners", str(learners)])]
@@ -130,13 +121,7 @@ class Launch:
     def worker(
         self, role: str, driver: str, juggler: Sequence[str] = (), index: int = -1, host: str = ""
     ) -> list[str]:
-        """Return the command of a worker.
-
-        Args:
-            driver: the driver's address, or the directory of the run on a shared file system.
-            index: of this worker; -1: the driver chooses.
-            host: host at which EnvRunners dial a learner; "": the host's own name.
-        """
+        """Return the command of a worker."""
         words = [*juggler, role, "--driver", driver, "--index", str(index)]
         if role != LEARNER:
             takes = self.gateway if role == ENVRUNNER else ""
@@ -159,11 +144,7 @@ class Launch:
             raise LaunchError(f"cannot read {self.config}: {error.strerror}") from error
 
     def make_certificates(self, hosts: Sequence[str]) -> None:
-        """Make certificates and token, unless an earlier launch did.
-
-        Args:
-            hosts: names and addresses at which the driver and the learners are dialed.
-        """
+        """Make certificates and token, unless an earlier launch did."""
         # A launch that resumes a run may use other hosts than before.
         known = self.tls / "hosts"
         text = "".join(f"{host}\n" for host in sorted(set(hosts)))
@@ -227,11 +208,7 @@ class Launch:
                 self.forget_counts()
 
     def begin_counts(self, numbers: Mapping[str, int], engine: str = "") -> None:
-        """Write the first numbers of workers.
-
-        Args:
-            engine: "swarm", or "kubernetes" and the namespace; "": a process reads the counts.
-        """
+        """Write the first numbers of workers, for an engine or a process."""
         self._engine_file.unlink(missing_ok=True)
         if engine:
             self._reader_file.unlink(missing_ok=True)  # of an earlier launch over SSH
@@ -278,16 +255,7 @@ class Launch:
 
 
 def new_certificates(directory: Path, hosts: Sequence[str], *, replace: bool = False) -> list[Path]:
-    """Make certificates and a token, and return their files.
-
-    Args:
-        replace: delete the files of the directory first.
-
-    Raises:
-        LaunchError: a package for certificates is not installed.
-        OSError: writing fails.
-        ValueError: a host is neither a name nor an IP address.
-    """
+    """Make certificates and a token, and return their files."""
     try:
         from juggler.runtime.actors.certificates import make_certificates
     except ImportError as error:
@@ -309,24 +277,8 @@ def must_allow(numbers: Mapping[str, int | None]) -> None:
             raise LaunchError(f"{what} {number}: must be from {least} to {MOST_WORKERS}")
 
 
-def launch_directory(run_dir: str, config: str) -> Path:
-    """Return the given directory, or one named after the configuration."""
-    if run_dir:
-        return Path(run_dir)
-    stem = Path(config).stem or "run"
-    return Path("runs", f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-
-
 def ask(*command: str, advice: str) -> str:
-    """Run a command of an engine, and return its output.
-
-    Args:
-        advice: what to do if the command is missing.
-
-    Raises:
-        LaunchError: the command is missing.
-        NoAnswer: the command does not end, or fails.
-    """
+    """Run a command of an engine, and return its output."""
     try:
         done = subprocess.run(
             command,
@@ -395,15 +347,7 @@ class DriverState:
 
 
 class EngineRun(ABC):
-    """A run whose processes are managed by an engine.
-
-    Args:
-        numbers: of workers, by role.
-        report: shows messages to people.
-
-    Attributes:
-        signals: signals received while the run is followed.
-    """
+    """A run whose processes are managed by an engine."""
 
     ask_seconds: float | None = None  # between two requests about the driver; None: the default
     end_seconds: float = 90.0  # for the driver to end normally
@@ -412,7 +356,7 @@ class EngineRun(ABC):
         must_allow(numbers)
         self._launch, self._numbers, self._report = launch, dict(numbers), report
         self._tail: Tail | None = None  # shows the driver's output
-        self.signals: list[int] = []
+        self.signals: list[int] = []  # signals received while the run is followed
 
     @abstractmethod
     def plan(self) -> str:
@@ -424,15 +368,7 @@ class EngineRun(ABC):
 
     @abstractmethod
     def driver_state(self, ending: bool) -> DriverState:
-        """Return the state of the driver.
-
-        Args:
-            ending: the run was asked to end.
-
-        Raises:
-            NoAnswer: the engine gave no answer.
-            LaunchError: the run is gone.
-        """
+        """Return the state of the driver."""
 
     def poll(self) -> None:
         """Do periodic work; called every second."""
@@ -454,15 +390,7 @@ class EngineRun(ABC):
 
     @contextmanager
     def submitting(self, hosts: Sequence[str], engine: str = "") -> Iterator[None]:
-        """Make certificates and counts; take the run down if the rest fails.
-
-        Args:
-            hosts: names at which the driver and the learners are dialed.
-            engine: as for `Launch.begin_counts`.
-
-        Raises:
-            LaunchError: a file cannot be written.
-        """
+        """Make certificates and counts; take the run down if the rest fails."""
         self._launch.make_certificates(hosts)
         try:
             self._launch.directory.mkdir(parents=True, exist_ok=True)
@@ -543,11 +471,7 @@ def _follow(run: EngineRun, report: Report) -> int:
 
 
 def wait_until_removed(there: Callable[[], object], advice: str) -> None:
-    """Wait until an engine has removed a run.
-
-    Args:
-        advice: where to look if that takes too long.
-    """
+    """Wait until an engine has removed a run."""
     end = time.monotonic() + _REMOVED_SECONDS
     while True:
         why = ""

@@ -44,14 +44,6 @@ class KubernetesRun(EngineRun):
     """Applies the manifests of a run, and follows it.
 
     The run directory is in a volume claim of the cluster, which is kept after the run.
-
-    Args:
-        namespace: namespace of the run; "": kubectl's.
-        components: changes of the manifests: names in `COMPONENTS`, or kustomize directories.
-
-    Raises:
-        LaunchError: a number is out of range, the namespace is not a valid name, or a component is
-            unknown.
     """
 
     def __init__(

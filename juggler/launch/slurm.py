@@ -137,14 +137,6 @@ class SlurmRun(EngineRun):
 
     The run directory and its parent must be on a file system that all nodes share: workers find
     the driver's address there.
-
-    Args:
-        options: of sbatch, for all jobs.
-        of_learners: further options for learners.
-        of_players: further options for EnvRunners and evaluators.
-
-    Raises:
-        LaunchError: a number is out of range, or an option does not begin with a dash.
     """
 
     def __init__(
@@ -208,11 +200,7 @@ class SlurmRun(EngineRun):
         return found
 
     def submit(self) -> None:
-        """Write the scripts and the certificates, and submit the jobs.
-
-        Raises:
-            LaunchError: Slurm is missing, or refuses; or the run is already in the queue.
-        """
+        """Write the scripts and the certificates, and submit the jobs."""
         directory = self._launch.directory
         names = ",".join(self._launch.name(role) for role in ("driver", *ROLES))
         queued = _ask("squeue", "--me", "--noheader", f"--name={names}", "--format=%A").split()

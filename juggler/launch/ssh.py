@@ -24,14 +24,7 @@ import msgspec
 
 from juggler.driver.reporting.wording import plain
 from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR
-from juggler.launch.engine import (
-    ROLES,
-    DriverState,
-    EngineRun,
-    Launch,
-    LaunchError,
-    Report,
-)
+from juggler.launch.engine import ROLES, DriverState, EngineRun, Launch, LaunchError, Report
 from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.actors.command_processes import CommandLine
 from juggler.runtime.actors.endpoints import EndpointError, split_address
@@ -96,11 +89,7 @@ class Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_hosts(path: Path) -> Hosts:
-    """Read the file of hosts: see docs/clusters.md.
-
-    Raises:
-        LaunchError: it cannot be read, or has invalid content.
-    """
+    """Read the file of hosts: see docs/clusters.md."""
     try:
         values = tomllib.loads(path.read_text())
         hosts = msgspec.convert(_named(values), Hosts)
@@ -182,11 +171,7 @@ class SshRun(EngineRun):
         return "\n".join(f"# {name}\n{shlex.join(words)}" for name, words in found)
 
     def submit(self) -> None:
-        """Prepare the hosts; `look` starts the driver and the workers.
-
-        Raises:
-            LaunchError: a host cannot be reached, or has no Juggler, or another version of it.
-        """
+        """Prepare the hosts; `look` starts the driver and the workers."""
         self._open.enter_context(self._launch.read_here())
         with self.torn_down():
             self._launch.make_certificates(self._hosts.dialed)
@@ -329,11 +314,7 @@ class SshRun(EngineRun):
 
 
 def shared_out(total: int, weights: Sequence[int]) -> list[int]:
-    """Share a number out in proportion to weights, by largest remainders.
-
-    Args:
-        weights: at least one is not 0; a weight of 0 gets nothing.
-    """
+    """Share a number out in proportion to weights, by largest remainders."""
     exact = [total * weight / sum(weights) for weight in weights]
     shares = [int(each) for each in exact]
     order = sorted(range(len(weights)), key=lambda i: (shares[i] - exact[i], i))

@@ -39,12 +39,6 @@ class SwarmRun(EngineRun):
 
     The driver runs on the node of the command, with the run directory. Docker restarts the tasks
     of driver and workers, and distributes workers over all nodes.
-
-    Args:
-        compose: further compose files, which change the stack.
-
-    Raises:
-        LaunchError: a number is out of range, or a compose file is missing.
     """
 
     def __init__(
@@ -87,12 +81,7 @@ class SwarmRun(EngineRun):
         return Template(_STACK.read_text()).substitute(filled)
 
     def submit(self) -> None:
-        """Write the stack and the certificates, and deploy the stack.
-
-        Raises:
-            LaunchError: this host is not a manager of a swarm, Docker refuses, or the run already
-                exists.
-        """
+        """Write the stack and the certificates, and deploy the stack."""
         state = "{{.Swarm.LocalNodeState}} {{.Swarm.ControlAvailable}}"
         if _ask("docker", "info", "--format", state).split() != ["active", "true"]:
             raise LaunchError(

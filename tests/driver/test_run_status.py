@@ -25,6 +25,7 @@ from juggler.driver.reporting.progress import Journal
 from juggler.driver.reporting.prometheus import families, serve_metrics
 from juggler.driver.reporting.wording import Progress
 from juggler.driver.run_status import StatusReader
+from juggler.driver.workers.evaluations import _Candidate
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.hub import Vitals, WorkerLeft
 from juggler.runtime.wire.v1 import training_pb2
@@ -130,6 +131,20 @@ def test_the_counter_of_updates_stays_when_a_group_returns_to_an_earlier_one(
     samples = _samples(watched.read())
     assert samples["weights_update",] == 0
     assert samples["updates_total",] == 1
+
+
+def test_a_status_says_which_step_of_its_end_holds_up_the_metrics(watched: Watched) -> None:
+    parts = watched.world.parts
+    assert watched.read()["phase"] == "training"
+    assert parts.checkpointing.begin()
+    assert watched.read()["phase"] == "training", "it continues while a checkpoint is written"
+    parts.end.stop("stop_steps")
+    assert watched.read()["phase"] == "writing the last checkpoint"
+    parts.confirmation._candidate = _Candidate({"": 1.0}, 100)
+    assert watched.read()["phase"] == "confirming that the run is solved"
+    parts.confirmation.give_up()
+    parts.snapshots.abandon("default")
+    assert watched.read()["phase"] == "stop_steps"
 
 
 def test_drops_are_told_by_reason(watched: Watched) -> None:

@@ -108,12 +108,7 @@ class FirstCheckpoints:
 
     @classmethod
     def of(cls, config: RunConfig) -> FirstCheckpoints:
-        """Read the checkpoints that a configuration names.
-
-        Raises:
-            ConfigError: there is no such checkpoint, it is damaged, or no parameter in it has one
-                of the names asked for.
-        """
+        """Read the checkpoints that a configuration names."""
         driver, other = config.driver, None
         where = f"from_checkpoint = {driver.from_checkpoint!r}"
         try:
@@ -227,11 +222,7 @@ def keep(beginning: Mapping[str, FirstWeights], config: RunConfig, run_dir: Path
 
 
 def kept(config: RunConfig, run_dir: Path) -> tuple[dict[str, FirstWeights], str]:
-    """Read what `keep` has written; {}: the run began with new weights.
-
-    Returns:
-        The weights by module id, and a warning if they are lost; "": they are not.
-    """
+    """Read what `keep` has written, and a warning if it is lost."""
     tables = config.agents.modules
     named = any(tables.get(module_id, {}).get(FROM) for module_id in config.module_ids)
     if config.driver.from_checkpoint is None and not named:
@@ -273,11 +264,7 @@ def different_parts(
 
 
 def shared_parts_must_agree(checkpoint: Checkpoint, shared: Mapping[str, Sequence[str]]) -> None:
-    """Check that modules which share parts have the same values of them.
-
-    Raises:
-        CheckpointError: they have not; names the parameter and two modules.
-    """
+    """Check that modules which share parts have the same values of them."""
     if not shared:
         return
     for name, one, other in different_parts(weights_of(checkpoint), shared):
@@ -326,11 +313,7 @@ class FrozenModule:
         version: Version,
         settings_of: str,
     ) -> FrozenModule:
-        """Return a copy of a module of this run.
-
-        Args:
-            settings_of: the module of the configuration whose settings the player has.
-        """
+        """Return a copy of a module of this run."""
         flat = config.flat()
         made = _checkpoint_of(player_id, weights, learned, version, spaces, flat, settings_of)
         playing: dict[str, Tree] = {WEIGHTS: dict(weights), CONNECTORS: made.learned_of(player_id)}
@@ -353,14 +336,7 @@ class FrozenModule:
 
 
 def frozen_modules(config: RunConfig, run_dir: Path | None = None) -> dict[str, FrozenModule]:
-    """The modules of a configuration that are not trained, by id.
-
-    Args:
-        run_dir: of a resumed run, which has kept their checkpoints.
-
-    Raises:
-        ConfigError: the weights are missing, or have changed.
-    """
+    """Read modules that are not trained; a resumed run has kept them."""
     tables = config.agents.modules
     return {
         module_id: _frozen_module(module_id, tables[module_id], run_dir)
@@ -372,12 +348,7 @@ def frozen_modules(config: RunConfig, run_dir: Path | None = None) -> dict[str, 
 def kept_modules(
     run_dir: Path, copies: Mapping[str, str], lost: Callable[[str], None]
 ) -> dict[str, FrozenModule]:
-    """Read the copies of players that a run has kept, by id.
-
-    Args:
-        copies: by id, the digest of its weights and connectors; "": unknown.
-        lost: called with the reason when a copy is missing, damaged or different; it is left out.
-    """
+    """Read a run's copies of players; report lost or different ones."""
     found = {}
     for copy_id, digest in copies.items():
         kept = run_dir / DIRECTORY / copy_id
@@ -405,12 +376,7 @@ def with_digests(config: RunConfig, frozen: Mapping[str, FrozenModule]) -> RunCo
 def must_fit(
     config: RunConfig, frozen: Mapping[str, FrozenModule], groups: Sequence[FoundGroup]
 ) -> None:
-    """Check that modules know the spaces of their agents.
-
-    Args:
-        config: `with_agents` has made it.
-        groups: the agents of the environment and their spaces; (): unknown here.
-    """
+    """Check that modules know the spaces of their agents."""
     for group in groups:
         for agent in group.agents:
             for module_id in config.played_by[agent]:
@@ -427,16 +393,7 @@ def parts_in(
     factory: Callable[..., Any] | None,
     own: Mapping[str, type[Any]],
 ) -> Parts:
-    """Build a checkpoint's module and its connectors.
-
-    Args:
-        factory: the value of the key `module`, if a script passed a class.
-        own: other classes of a script, by their names in the configuration.
-
-    Raises:
-        CheckpointError: the weights are another module's.
-        ValueError: a part cannot be built; names it.
-    """
+    """Build a checkpoint's module and its connectors."""
     from juggler.policies.policy import PolicyConfig, restore_parts  # imports torch
 
     given = given_or_named(config.module.module, factory, own)

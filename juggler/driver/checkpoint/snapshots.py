@@ -75,11 +75,7 @@ def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
 
 
 def settings_for(config: RunConfig, settings_of: str, num_learners: int) -> ModuleSettings:
-    """Return the limits on requests and updates of a module.
-
-    Args:
-        settings_of: the module of the configuration whose settings it has.
-    """
+    """Return a module's limits on requests and updates, from the configured `settings_of`."""
     of_module = config.of(settings_of)
     return ModuleSettings(
         batch_size=of_module.learner.batch_size,
@@ -145,10 +141,6 @@ def checkpoint_tree(
     A learner calls its module "default"; in the checkpoint it has its id. Other branches of its
     state, as a user's own core may have, are named "module:name" there, unless the module is
     itself called "default".
-
-    Args:
-        states: by module id, what its learner saved.
-        connectors: by module id, what its connectors in EnvRunners have learned.
     """
     tree: dict[str, Tree] = {}
     pipelines: dict[str, Tree] = {}
@@ -157,7 +149,8 @@ def checkpoint_tree(
             if key == PIPELINES and isinstance(branch, Mapping):
                 pipelines[module_id] = branch.get(DEFAULT_MODULE, {})
                 continue
-            name = _name_in_checkpoint(module_id, key)
+            own = key if module_id == DEFAULT_MODULE else f"{module_id}:{key}"
+            name = module_id if key == DEFAULT_MODULE else own
             if name in tree:
                 raise ValueError(f"the states of two modules have a branch {name!r}")
             tree[name] = branch
@@ -167,12 +160,6 @@ def checkpoint_tree(
     if learned := connector_branch(connectors):
         tree[CONNECTORS] = learned
     return tree
-
-
-def _name_in_checkpoint(module_id: str, key: str) -> str:
-    if key == DEFAULT_MODULE:
-        return module_id
-    return key if module_id == DEFAULT_MODULE else f"{module_id}:{key}"
 
 
 def restore_commands(module_id: str, checkpoint: Checkpoint) -> Iterator[training_pb2.Restore]:
@@ -228,12 +215,7 @@ def restores(
     extra: Mapping[str, Any],
     last: training_pb2.Restore | None = None,
 ) -> Iterator[training_pb2.Restore]:
-    """Make commands that carry a module's state or weights.
-
-    Args:
-        extra: the part of a state that is not arrays.
-        last: additional fields of the last command.
-    """
+    """Make commands that carry a state; `last` adds fields to the last."""
     header = training_pb2.StateHeader(module_id=module_id, extra=json.dumps(dict(extra)))
     # Arrays are aligned in the payload, which makes it larger than their sum.
     state_bytes = sum(array.nbytes + 64 for _, array in flatten(tree))
@@ -323,12 +305,7 @@ def books_of(counters: Counters) -> dict[str, Any]:
 def counters_of(
     books: Iterable[Counters], past: RemovedModules, next_id: int, metrics: Metrics, times: Times
 ) -> dict[str, Any]:
-    """Make the driver's share of a checkpoint.
-
-    Args:
-        books: of each module, at the moment of its snapshot.
-        past: of modules whose states are not in the checkpoint.
-    """
+    """Make the driver's share of a checkpoint; `past`: of modules outside it."""
     before = {**books_of(past.counters), "version": past.version}
     return {
         **books_of(Counters.sum([*books, past.counters])),
@@ -446,11 +423,7 @@ class SnapshotWriter:
         return self.writing or bool(self._awaited)
 
     def begin(self, trained: Mapping[str, str], aside: str = "") -> None:
-        """Begin a snapshot of these modules.
-
-        Args:
-            trained: by module id, the module of the configuration whose settings it has.
-        """
+        """Begin a snapshot of these modules, each with its settings' module."""
         self._aside = aside
         self._abandoned = False
         self._cuts = {
@@ -594,9 +567,6 @@ class Checkpointing:
     checkpoints are taken between turns, at multiples of `checkpoint_updates`, and the next turn
     waits until the checkpoint is on the disk. Then all workers restart as in a resumed run,
     without any state that the checkpoint does not hold. So both runs give the same numbers.
-
-    Attributes:
-        suspended: no checkpoints are written, because another run has the directory.
     """
 
     def __init__(self, parts: RunParts) -> None:
@@ -605,7 +575,7 @@ class Checkpointing:
         self._every = parts.config.driver.checkpoint_updates
         self._last = parts.core.updates_before  # its checkpoint exists
         self._asked: dict[str, str] = {}  # by module id, the learner that sends its state
-        self.suspended = False
+        self.suspended = False  # no checkpoints are written, because another run has the directory
 
     @property
     def waits_for(self) -> list[str]:

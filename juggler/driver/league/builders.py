@@ -361,15 +361,7 @@ register_builder = _classes.register
 
 
 def make_builder(name: object, options: Mapping[str, Any]) -> LeagueBuilder:
-    """Make the builder of a league.
-
-    Args:
-        name: as `find_builder` takes it.
-        options: the builder's keys.
-
-    Raises:
-        ValueError: there is no such builder, or it has no such key, or a value is wrong.
-    """
+    """Make the builder of a league."""
     kind = find_builder(name)
     must_be_keys(options, kind, "options")
     try:
@@ -387,11 +379,7 @@ def make_builder(name: object, options: Mapping[str, Any]) -> LeagueBuilder:
 
 
 def must_be_keys(table: Mapping[str, Any], kind: type[Any], name: str) -> None:
-    """Check that a dataclass has all keys of a table.
-
-    Raises:
-        ValueError: the table has an unknown key; names the nearest one.
-    """
+    """Check that a dataclass has all keys of a table."""
     known = [each.name for each in fields(kind)]
     for key in table:
         if key not in known:
@@ -399,11 +387,7 @@ def must_be_keys(table: Mapping[str, Any], kind: type[Any], name: str) -> None:
 
 
 def of_type(key: str, value: object, hint: Any) -> Any:
-    """Convert a key's value from a file or a script.
-
-    Raises:
-        ValueError: it has another type than its key.
-    """
+    """Convert a key's value from a file or a script."""
     if NoneType in get_args(hint) and isinstance(value, str) and value == "none":
         value = None  # TOML has no None
     try:

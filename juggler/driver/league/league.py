@@ -81,19 +81,10 @@ class League:
     and reset players are in line-ups once they are `ready`. An open match is not part of a saved
     state: a resumed run plays another one.
 
-    Args:
-        config: its keys.
-        builder: a builder; None: the one named in `config`.
-        state: saved state to continue; None: a new league.
-
     Attributes:
         roster: the players.
         payoffs: their results.
         must_fit: raises a ValueError if a player cannot have the weights of a source.
-
-    Raises:
-        ValueError: the configuration is wrong or does not fit the agents, or the builder does not
-            begin with a learning player.
     """
 
     def __init__(
@@ -122,11 +113,7 @@ class League:
     # Start, and saved state.
 
     def begin(self) -> list[Command]:
-        """Return the commands that add the first players.
-
-        Raises:
-            ValueError: the builder gave an impossible command.
-        """
+        """Return the commands that add the first players."""
         name, names = type(self._builder).__name__, self._config.fixed
         fixed = [AddPlayer(each, FIXED, learning=False, source=each) for each in names]
         try:
@@ -161,11 +148,7 @@ class League:
         agents: tuple[str, ...],
         builder: LeagueBuilder | None = None,
     ) -> League:
-        """Restore a league, including the players that were ready.
-
-        Raises:
-            ValueError: the data is not a league's state, or the configuration is wrong.
-        """
+        """Restore a league, including the players that were ready."""
         try:
             state = msgspec.convert(dict(data), LeagueState)
         except msgspec.ValidationError as error:
@@ -193,11 +176,6 @@ class League:
         Nothing is booked for players that were reset since the line-up was drawn, or of matches
         that are not open. All players are still there: otherwise the line-up would have been
         redrawn.
-
-        Args:
-            attempt: of the line-up that was played; results of earlier attempts do not count.
-            returns: by agent; agents that never appeared are missing.
-            length: of the episode, in environment steps.
         """
         match = self._open.get(match_id)
         if match is None or match.line_up.attempt != attempt:

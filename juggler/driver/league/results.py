@@ -50,9 +50,6 @@ class Payoffs:
     Each new result of a pair multiplies its earlier results by `decay`. A draw counts as half a
     win. A pair with fewer than `min_games` games has the win rate 0.5, because little is known of
     it. Decayed numbers never exceed 1 / (1 - decay), so games are counted separately.
-
-    Args:
-        decay: above 0, at most 1; with 1 nothing is forgotten.
     """
 
     def __init__(
@@ -69,13 +66,9 @@ class Payoffs:
         self.means = {mean.player_id: mean for mean in means}
 
     def book(self, player: str, other: str, result: int) -> None:
-        """Book one result: 1, a win; 0, a draw; -1, a loss.
-
-        A match against itself does not count.
-        """
-        if player == other:
-            return
-        _book(self.pairs, player, other, result, self._decay)
+        """Book one result: 1, a win; 0, a draw; -1, a loss."""
+        if player != other:
+            _book(self.pairs, player, other, result, self._decay)
 
     def book_kinds(self, kind: str, other: str, result: int) -> None:
         """Book one result between players of these kinds."""

@@ -152,12 +152,7 @@ class Player:
 
 
 class Roster:
-    """All players of the league, past and present, by id, oldest first.
-
-    Args:
-        max_learning: maximum number of learning players.
-        players: the first players.
-    """
+    """All players of the league, past and present, by id, oldest first."""
 
     def __init__(self, max_learning: int, players: list[Player] | None = None) -> None:
         self._max_learning = max_learning
@@ -180,13 +175,7 @@ class Roster:
         return list(self._present.values())
 
     def modelled_on(self, player_id: str, first: Sequence[str]) -> str:
-        """Return the initial player whose settings a learning player shares.
-
-        It is the player's ancestor, else the first player with its role, else the first player.
-
-        Args:
-            first: the ids of initial players that learn, at least one.
-        """
+        """Return the ancestor, or first with its role, that lends its settings."""
         player = self.players[player_id]
         for _ in self.players:  # each descends from an earlier one
             if player.player_id in first:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from juggler.driver.reporting.metrics import RETURN_WINDOW, Metrics
-from juggler.driver.reporting.wording import EPISODE, spread
+from juggler.driver.reporting.wording import EPISODE
 from juggler.envrunner.agent_returns import AgentReturns
 
 
@@ -30,12 +30,6 @@ class ReturnStatistics:
         mean = math.fsum(returns) / len(returns)
         variance = math.fsum((each - mean) ** 2 for each in returns) / len(returns)
         return cls(mean, math.sqrt(variance), len(returns))
-
-
-def named_spreads(played: Mapping[str, ReturnStatistics]) -> str:
-    """Describe means and standard deviations by name."""
-    words = (f"{name} {spread(each.mean, each.deviation)}" for name, each in played.items())
-    return ", ".join(each.lstrip() for each in words) or "nothing"
 
 
 class WithReturns:
@@ -168,10 +162,7 @@ class ReturnGoals:
     def played(
         self, returns: Sequence[float], agent_returns: AgentReturns
     ) -> dict[str, ReturnStatistics]:
-        """Return the results of an evaluation, by name.
-
-        A goal without an episode is left out.
-        """
+        """Return an evaluation's results by name; goals without episodes are missing."""
         found = {}
         for name in self.by_name:
             if name == EPISODE:

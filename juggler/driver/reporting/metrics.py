@@ -61,9 +61,6 @@ class TrainingRate:
 
     Steps are counted per update, so the rate is measured from change to change. The pause since
     the last change counts once it is longer than the pause before.
-
-    Args:
-        time: seconds of training at the start of the rate.
     """
 
     def __init__(self, time: float = 0.0, steps: int = 0) -> None:

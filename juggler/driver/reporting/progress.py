@@ -32,11 +32,7 @@ _PLAIN_SECONDS = 2.0
 
 
 def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Progress:
-    """Make a display.
-
-    "auto" is live in a terminal that can show it, a changing line in a notebook, and plain lines
-    elsewhere.
-    """
+    """Make a display; "auto" suits the terminal or the notebook."""
     if kind == "off":
         return Progress()
     if kind == "json":
@@ -51,10 +47,7 @@ def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Prog
 
 
 class PlainProgress(Progress):
-    """Prints plain text every two seconds, for logs and pipes.
-
-    The run continues after the pipe or the terminal is closed.
-    """
+    """Prints plain text every two seconds, for logs and pipes."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -105,7 +98,7 @@ class PlainProgress(Progress):
         text = plain(text).encode(encoding, "backslashreplace").decode(encoding)
         try:
             print(text, file=self._stream, flush=True)
-        except OSError:
+        except OSError:  # the pipe or the terminal is closed, and the run continues
             # The rest of the stream's buffer is written when the process ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 

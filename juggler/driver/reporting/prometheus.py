@@ -34,17 +34,7 @@ def serve_metrics(
     tls: Tls | None = None,
     insecure: bool = False,
 ) -> Iterator[None]:
-    """Serve /metrics in a thread during the `with` block.
-
-    Args:
-        read: reads the run's status as plain data; called for each scrape.
-        token: the bearer token that clients must send; "": none.
-        tls: of this host; clients then need a certificate of its authority. None: plain HTTP.
-        insecure: allow other machines to read even without TLS or a token.
-
-    Raises:
-        EndpointError: the address cannot be bound, or needs TLS and a token.
-    """
+    """Serve /metrics in a thread during the `with` block."""
     host, port = split_address(address)
     if not (insecure or is_loopback(host) or (token and tls)):
         missing = "there is no token" if tls else "nothing would be encrypted"

@@ -49,16 +49,7 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 
 def must_be_free(path: Path | None, command: str = "train", resume_command: str = "") -> None:
-    """Check that a new run can have this directory.
-
-    Args:
-        path: of the run; None: it gets a new one under runs/.
-        command: `train` or `driver`, for the run.
-        resume_command: the command that resumes a directory of several runs; "": a single run.
-
-    Raises:
-        RunDirectoryError: it is not empty, or cannot be read or written.
-    """
+    """Check that a new run can have this directory."""
     try:
         if path is None:
             return must_be_writable(Path(RUNS))
@@ -133,9 +124,6 @@ class RunDirectory:
         Args:
             path: the directory, which must be empty if it exists. None: a new one under runs/,
                 named after `name` and the time.
-
-        Raises:
-            RunDirectoryError: the directory is not empty, or cannot be created.
         """
         text = to_toml(config)
         try:
@@ -155,11 +143,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, config: Mapping[str, Any]) -> Self:
-        """Open a resumed run's directory, without a half-written last line.
-
-        Args:
-            config: the run's flat configuration, which replaces `config.toml`.
-        """
+        """Open a resumed run's directory, without a half-written last line."""
         must_be_resumable(path)
         text = to_toml(config)
         try:
@@ -182,11 +166,7 @@ class RunDirectory:
         self.path.rmdir()
 
     def renew(self) -> bool:
-        """Create the directory again if it was deleted or moved.
-
-        Returns:
-            Whether the directory was missing. The new one has only the configuration.
-        """
+        """Create the directory again if it was deleted or moved; return whether."""
         file = self.path / METRICS_FILE
         try:
             if os.path.samestat(file.stat(), os.fstat(self._metrics.fileno())):
@@ -221,11 +201,7 @@ class RunDirectory:
         return True
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Append a line to `metrics.jsonl`.
-
-        Args:
-            line: values for JSON; numbers that are not finite become null.
-        """
+        """Append a line to `metrics.jsonl`."""
         content = memoryview(json.dumps(to_json(line), allow_nan=False).encode() + b"\n")
         end = self._end + len(content)
         try:
@@ -408,11 +384,7 @@ def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
 
 
 def state_of(run_dir: Path, summary: dict[str, Any]) -> RunState:
-    """Return the state of a run.
-
-    Args:
-        summary: result of `last_summary`.
-    """
+    """Return the state of a run."""
     if not summary:
         return "running" if is_running(run_dir) else "killed"
     if summary.get("failure"):
@@ -464,25 +436,14 @@ def withdraw(run_dir: Path) -> None:
 
 
 def find_driver(run_dir: Path) -> str:
-    """Return the address of a run's driver on this host.
-
-    Raises:
-        RunDirectoryError: the run has no driver now, or this is not a run directory.
-    """
+    """Return the address of a run's driver on this host."""
     return _announced(run_dir)[0][0]
 
 
 def find_driver_from_elsewhere(
     run_dir: Path, timeout: float, report: Callable[[str], None] = lambda _: None
 ) -> str:
-    """Return the driver's address for other hosts, waiting for it to start.
-
-    Args:
-        report: called with a line if this has to wait.
-
-    Raises:
-        RunDirectoryError: after the wait the run still has no driver that other hosts can dial.
-    """
+    """Return the driver's address for other hosts, waiting for it to start."""
     began = time.monotonic()
     waits = False
     while True:
@@ -551,14 +512,7 @@ class LineFile:
         self._offset = 0
 
     def new_lines(self, restart: Callable[[], object] = lambda: None) -> Iterator[bytes]:
-        """Yield the whole lines since the last call.
-
-        Args:
-            restart: called first if the file was cut or replaced; its lines then start again.
-
-        Raises:
-            OSError: it cannot be read. FileNotFoundError: it does not exist.
-        """
+        """Yield whole lines since the last call; `restart` precedes a replaced file's."""
         with open_plain(self.path) as file:
             found = os.fstat(file.fileno())
             place = (found.st_dev, found.st_ino)

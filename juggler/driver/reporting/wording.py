@@ -76,10 +76,11 @@ def goal_returns(line: Mapping[str, Any]) -> dict[str, float | None]:
 
 def named_returns(values: Mapping[str, float | None]) -> str:
     """Describe returns by name: "hunter 0.65, prey -0.65"."""
-    return _named({name: number(value) for name, value in values.items()})
+    return named({name: number(value) for name, value in values.items()})
 
 
-def _named(words: Mapping[str, str]) -> str:
+def named(words: Mapping[str, str]) -> str:
+    """List words by name: "hunter 0.65, prey -0.65"."""
     return ", ".join(f"{name} {word}".lstrip() for name, word in words.items())
 
 
@@ -207,7 +208,7 @@ def _proof(summary: Mapping[str, Any]) -> str:
     if found := _confirmed(summary):
         mean, deviation = found["return_mean"], found["return_deviation"]
         played = (
-            _named({name: spread(mean[name], deviation[name]) for name in mean})
+            named({name: spread(mean[name], deviation[name]) for name in mean})
             if isinstance(mean, Mapping)
             else spread(mean, deviation)
         )
@@ -268,16 +269,10 @@ def clock(seconds: float) -> str:
 
 
 class Progress:
-    """Shows a run to people; this one shows nothing.
-
-    All calls come from one thread.
-    """
+    """Shows a run to people, in one thread; this one shows nothing."""
 
     def waiting(self, text: str, wall_time: float) -> None:
-        """Show what the run waits for before its first update.
-
-        Called repeatedly, also before `start`.
-        """
+        """Show repeatedly what the first update waits for, also before `start`."""
 
     def stop_waiting(self) -> None:
         """Stop showing what the run waits for before `start`."""

@@ -296,6 +296,7 @@ def _finite(value: Any) -> float | None:
 
 _MOST_EVENTS: Final = 200
 _LONG_TEXT: Final = 2000  # characters of an event
+_EVENT_KEYS: Final = ("time", "level", "message")
 _STATUS_SECONDS: Final = 1.0  # between two requests to a driver, for all viewers together
 _ANSWER_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 5.0  # between two readings of what seldom changes
@@ -372,14 +373,10 @@ class WatchedRun:
     def _read_events(self) -> None:
         with suppress(OSError):  # the run has no messages yet
             for text in self._events_file.new_lines(self._events.clear):
-                self._take_event(text)
-
-    def _take_event(self, text: bytes) -> None:
-        with suppress(ValueError, RecursionError):
-            event = json.loads(text)
-            if isinstance(event, dict):
-                keys = ("time", "level", "message")
-                self._events.append({key: str(event.get(key, ""))[:_LONG_TEXT] for key in keys})
+                with suppress(ValueError, RecursionError):
+                    if isinstance(event := json.loads(text), dict):
+                        shown = {key: str(event.get(key, ""))[:_LONG_TEXT] for key in _EVENT_KEYS}
+                        self._events.append(shown)
 
     def _read_league(self, config: dict[str, Any]) -> None:
         table = config.get("league")
@@ -463,11 +460,7 @@ class HttpError(Exception):
 
 
 class PageApplication:
-    """Answers the requests of the page, in any thread.
-
-    Args:
-        named: the page starts with the given runs; otherwise with the newest run.
-    """
+    """Answers the requests of the page, in any thread."""
 
     def __init__(self, directories: list[Path], *, named: bool) -> None:
         self._directories, self._named = directories, named
@@ -631,17 +624,7 @@ def serve_page(
     tls: Tls | None = None,
     insecure: bool = False,
 ) -> Iterator[str]:
-    """Serve the page, and yield its address.
-
-    Args:
-        bind: "host:port"; None: only this host, at a free port.
-        token: the token that the page asks for; "": none.
-        tls: of this host; None: plain HTTP.
-        insecure: allow other machines to read it without TLS.
-
-    Raises:
-        EndpointError: the address cannot be bound, or needs TLS and a token.
-    """
+    """Serve the page, and yield its address."""
     host, port = split_address(bind or DEFAULT_BIND)
     is_here = is_loopback(host)
     if not is_here and not (token and (tls or insecure)):

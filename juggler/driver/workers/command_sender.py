@@ -156,14 +156,10 @@ _WORTH_TELLING = 1.01
 
 
 class ConnectorState:
-    """Merges deltas of receipts in order, and sends the result to EnvRunners.
-
-    Attributes:
-        merged: the state; {} if no connector learns.
-    """
+    """Merges deltas of receipts in order, and sends the result to EnvRunners."""
 
     def __init__(self, state: State | None = None) -> None:
-        self.merged: State = state or {}
+        self.merged: State = state or {}  # the state; {} if no connector learns
         self._waiting: dict[tuple[str, int], State] = {}  # deltas by EnvRunner and batch id
         # Number of the last announcement that each EnvRunner has
         self._sent_to: dict[Worker, int] = {}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from juggler.driver.callbacks import Evaluation
 from juggler.driver.checkpoint.snapshots import SnapshotWritten, restores
 from juggler.driver.config import RunConfig
-from juggler.driver.reporting.episode_returns import ReturnGoals, ReturnStatistics, named_spreads
-from juggler.driver.reporting.wording import EPISODE, named_returns
+from juggler.driver.reporting.episode_returns import ReturnGoals, ReturnStatistics
+from juggler.driver.reporting.wording import EPISODE, named, named_returns, spread
 from juggler.driver.signals import stop_hint
 from juggler.driver.workers.command_sender import everything
 from juggler.envrunner.agent_returns import AgentReturns, from_messages
@@ -86,16 +86,7 @@ class Evaluators:
         video: str = "",
         **what: Any,
     ) -> dict[Worker, training_pb2.Evaluate]:
-        """Have each evaluator, or only one, play its share of the episodes.
-
-        Args:
-            cut: the checkpoint with these weights; None: they play the newest ones.
-            video: file in which the first evaluator records one more episode; "": none.
-            what: further fields of `Evaluate`.
-
-        Returns:
-            The commands, by evaluator; {}: no evaluator.
-        """
+        """Have evaluators share the episodes, or one play `alone`; return the commands."""
         evaluators = self._parts.registry.of_role(self._role)[: 1 if alone else episodes]
         share, more = divmod(episodes, len(evaluators) or 1)
         commands = {}
@@ -231,7 +222,10 @@ class PeriodicEvaluations:
             return self._discard()
         self._metrics.evaluated(returns, playing.agent_returns)
         trained = {"update": playing.update, "env_steps_trained": playing.steps}
-        is_best = playing.path is not None and self.best.is_better(returns)
+        best = self.best.summary
+        is_best = playing.path is not None and (
+            best is None or ReturnStatistics.of(returns).mean > best["return_mean"]
+        )
         if is_best and playing.path and (problem := self.best.keep(playing.path, returns, trained)):
             self._progress.message(problem, "error")
             is_best = False
@@ -421,9 +415,10 @@ class Confirmation:
             return False
         if not is_reached:
             early = "the first " if episodes < command.episodes else ""
+            spreads = {name: spread(each.mean, each.deviation) for name, each in played.items()}
             self._progress.message(
                 f"not confirmed: update {candidate.cut.update} has a return of "
-                f"{named_spreads(played)} in {early}{episodes} episodes, instead of "
+                f"{named(spreads) or 'nothing'} in {early}{episodes} episodes, instead of "
                 f"{named_returns(self._goals.by_name)} in {command.episodes}; training continues"
             )
             # The next candidate then waits longer.
@@ -464,12 +459,7 @@ class Confirmation:
             self._discard()
 
     def wait(self, drain: Drain, seconds: float, patience: float) -> None:
-        """Wait for the verdict on the last candidate.
-
-        Args:
-            drain: gathers events for some seconds, or until a condition holds.
-            patience: seconds to wait for an evaluator.
-        """
+        """Wait for the verdict on the last candidate, `patience` for an evaluator."""
         drain(_REPORT_SECONDS, lambda: not self.under_way)
         if self.under_way:
             how = stop_hint("Ctrl-C leaves without it")
@@ -515,17 +505,8 @@ class BestCheckpoint:
         self._directory = run_dir / BEST
         self.summary: dict[str, Any] | None = _read(self._directory)
 
-    def is_better(self, returns: Sequence[float]) -> bool:
-        """Return whether these returns have a higher mean than the best."""
-        best = self.summary
-        return best is None or ReturnStatistics.of(returns).mean > best["return_mean"]
-
     def keep(self, path: Path, returns: Sequence[float], trained: Mapping[str, int]) -> str:
-        """Move a checkpoint here; return what prevents it, or "".
-
-        Args:
-            trained: its "update" and "env_steps_trained".
-        """
+        """Move a checkpoint here; return what prevents it, or ""."""
         played = ReturnStatistics.of(returns)
         results = {
             "return_mean": played.mean,

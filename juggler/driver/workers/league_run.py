@@ -92,11 +92,7 @@ class LeagueLearners:
             raise ValueError(f"{player_id} cannot be reset to {source}: {other}")
 
     def reset(self, player_id: str, source: str) -> None:
-        """Give a player other weights, a new optimizer and new schedules.
-
-        Args:
-            source: INITIAL, or the id of a frozen player that is ready.
-        """
+        """Give a player other weights, a new optimizer and new schedules."""
         self._weights.was_reset(player_id)
         self._trained.reset(player_id, *self._new_life(player_id, source))
 
@@ -273,13 +269,7 @@ class LeagueWeights:
         then: Callable[[Mapping[str, Tree], Version], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Ask for a player's weights once it has a learner.
-
-        Args:
-            for_id: the player that will get them.
-            then: called with the weights.
-            failed: called with the reason if there are none.
-        """
+        """Ask for a player's weights once it has a learner."""
         self._waiting.append(_Wanted(player_id, for_id, then, failed, state_reader()))
         self.check()
 

@@ -37,15 +37,12 @@ class LocalWorkers:
     """Starts EnvRunners, the learner and the evaluator, and keeps them alive.
 
     They communicate over Unix sockets in a directory that no other user may enter.
-
-    Attributes:
-        supervisor: keeps their processes running.
     """
 
     def __init__(self, events: Mailbox[Any], run_id: str, token: str, own_code: bytes) -> None:
         remove_abandoned()  # of a run whose driver was killed
         self._directory = HeldDirectory()
-        self.supervisor = Supervisor(events)
+        self.supervisor = Supervisor(events)  # keeps their processes running
         self._run_id = run_id
         self._token = token
         self._own_code = own_code
@@ -62,12 +59,7 @@ class LocalWorkers:
         return f"unix:{self._directory.path / 'driver.sock'}"
 
     def start(self, config: DriverConfig, gateway: GatewayAddress | None = None) -> None:
-        """Start the workers; call this in a thread that outlives them.
-
-        Args:
-            config: the numbers of workers.
-            gateway: where EnvRunners accept simulators; None: they have environments.
-        """
+        """Start the workers; call this in a thread that outlives them."""
         self._gateway = gateway
         self._timeout = config.worker_timeout_seconds
         self._num_evaluators = config.num_evaluators

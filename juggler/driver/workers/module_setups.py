@@ -53,11 +53,7 @@ def spaces_of_environment(module: training_pb2.Ready.Module) -> dict[str, object
 
 
 def acting_setup(config: RunConfig, own: Mapping[str, type[Any]] | None = None) -> ActingSetup:
-    """Make the acting setup of one module from its configuration.
-
-    Args:
-        own: a script's classes, which names do not find.
-    """
+    """Make the acting setup of one module from its configuration."""
     learner = config.learner
     algorithm = (own or {}).get(learner.algorithm) or find_algorithm(learner.algorithm)
     return ActingSetup(
@@ -91,14 +87,7 @@ def exploration_exponents(config: RunConfig, runner: int, environments: int) -> 
 def add_module(
     config: RunConfig, module_id: str, spaces: training_pb2.Ready.Module, seed: int
 ) -> training_pb2.AddModule:
-    """Make the command that has a learner process host a module.
-
-    Args:
-        spaces: of its batches, as an EnvRunner reports them.
-
-    Raises:
-        TypeError, ValueError: a value does not fit JSON or the message.
-    """
+    """Make the command that has a learner process host a module."""
     setup = ModuleSetup(
         learner=asdict(config.learner),
         module=config.module,
@@ -119,18 +108,14 @@ def environments(config: RunConfig, role: str) -> int:
     rows = config.env_runner.envs_per_runner
     if role == EVALUATOR:
         most = config.driver.evaluation_episodes
-        if config.driver.confirms:
+        if config.driver.confirm and config.driver.stop_return is not None:
             most = max(most, CONFIRMING_EPISODES)
         rows = min(rows, most)
     return rows
 
 
 def learner_setup(config: RunConfig, index: int, *, may_meet: bool) -> LearnerSetup:
-    """Make the setup of a learner process.
-
-    Args:
-        may_meet: it may have to update together with other learners.
-    """
+    """Make the setup of a learner process."""
     return LearnerSetup(
         device=config.driver.device_name(index),
         threads=config.driver.learner_threads,

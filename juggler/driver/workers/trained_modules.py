@@ -72,12 +72,7 @@ class TrainedModules:
             self._keep(module_id, beginning.get(module_id))
 
     def add(self, module_id: str, settings_of: str, first: FirstWeights | None) -> None:
-        """Train another module from now on.
-
-        Args:
-            settings_of: the module of the configuration whose settings it has.
-            first: its first weights; None: new ones.
-        """
+        """Train another module from now on; without `first`, with new weights."""
         registry = self._registry
         registry.add(module_id, settings_of)
         # Its first learner begins alone, and further ones join later.
@@ -115,10 +110,6 @@ class TrainedModules:
 
         Learners carry out commands in order, so no update is incomplete. Then their group forms
         again, because EnvRunners get the first weights of each generation.
-
-        Args:
-            seed: for parameters missing from `first`.
-            first: the weights; None: new weights.
         """
         module = self._core.modules[module_id]
         reset = self.reset_first(module_id, seed, first)
@@ -208,12 +199,7 @@ class ModuleReset:
 
 
 class ModuleLearners:
-    """The driver's state of a module's learners, except batches.
-
-    Attributes:
-        first: their first weights before the first checkpoint; None: new weights.
-        last_reset: last reset of the module; None: never reset.
-    """
+    """The driver's state of a module's learners, except batches."""
 
     def __init__(
         self,
@@ -243,8 +229,8 @@ class ModuleLearners:
         self._core, self._registry = core, registry
         self._snapshots, self._progress = parts.snapshots, parts.progress
         self._resume = resume
-        self.first = first
-        self.last_reset: ModuleReset | None = None
+        self.first = first  # their first weights before the first checkpoint; None: new weights
+        self.last_reset: ModuleReset | None = None  # last reset of the module; None: never reset
 
     def precede_reset(self, version: Version) -> bool:
         """Return whether weights of this version are older than the last reset."""
@@ -448,11 +434,7 @@ class _RecentCounts:
 
 
 class StaleRunners:
-    """Warns of EnvRunners whose steps are often dropped as stale.
-
-    Args:
-        module_id: names the module in messages; "": the only module.
-    """
+    """Warns of EnvRunners whose steps are often dropped as stale."""
 
     def __init__(self, max_staleness: int, module_id: str = "") -> None:
         self._max_staleness = max_staleness

@@ -44,12 +44,7 @@ _AGAIN_SECONDS: Final = 60.0
 
 
 def read(packed: any_pb2.Any, message: M) -> M:
-    """Read an answer or a report; texts become one line each.
-
-    Raises:
-        TypeError: it is another message.
-        ValueError: it is not a message.
-    """
+    """Read an answer or a report; texts become one line each."""
     kind: Any = message.DESCRIPTOR
     if not packed.Is(kind):
         raise TypeError(f"{packed.TypeName()[:100] or 'nothing'} instead of {kind.full_name}")
@@ -365,10 +360,7 @@ class LearnerEvents:
 
 
 class WorkerEvents:
-    """Reads workers' messages, and passes them to the right part.
-
-    A worker with an invalid message is dismissed; other workers are not affected.
-    """
+    """Reads workers' messages, and passes them to the right part."""
 
     def __init__(self, parts: RunParts) -> None:
         self._parts = parts
@@ -403,14 +395,10 @@ class WorkerEvents:
             else:
                 self._failed(completed, completed.failure.message)
         if isinstance(event, WorkerJoined):
-            self._joined(event.worker)
+            self._parts.metrics.workers.joined(event.worker)
+            self._set_up(self._parts.registry.joined(event.worker))
         elif isinstance(event, WorkerReported):
             self._reported(event.worker, event.body)
-
-    def _joined(self, worker: Worker) -> None:
-        parts = self._parts
-        parts.metrics.workers.joined(worker)
-        self._set_up(parts.registry.joined(worker))
 
     def _reported(self, worker: Worker, body: any_pb2.Any) -> None:
         """Handle a worker's report: a message for people, or arrived batches."""
@@ -551,9 +539,6 @@ class ReceiptOrder:
     Receipts report ended episodes and the connectors' state, and the requests after the update
     pass that on: none of it may depend on speed. Every missing receipt comes soon, since the
     learner has its batch, or its EnvRunner leaves.
-
-    Args:
-        synchronous: otherwise events are handled as they come.
     """
 
     def __init__(self, pool: RequestPool, synchronous: bool) -> None:

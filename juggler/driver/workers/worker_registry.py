@@ -215,11 +215,7 @@ class WorkerRegistry:
         return add_module(self.config.of(self.trained[module_id]), module_id, spaces, seed)
 
     def acting_setup(self, module_id: str, worker: Worker | None = None) -> ActingSetup:
-        """Make the setup of a trained module.
-
-        Args:
-            worker: an EnvRunner with its own exploration; None: it explores like all others.
-        """
+        """Make a trained module's setup, with the worker's own exploration if given."""
         config = self.config.of(self.trained[module_id])
         setup = acting_setup(config)
         if worker is None:

@@ -230,9 +230,10 @@ function showDetail() {
   at("detail").hidden = !run || !told;
   if (!run || !told) return;
   at("detail-title").textContent = run.name;
-  const { summary, newest } = told;
+  const { summary, newest, status } = told;
   const version = newest.weights_version ? `, update ${newest.updates}, weights ${newest.weights_version.join(".")}` : "";
-  const end = summary.failure || (summary.reason_for_stop ? `reason: ${words(summary.reason_for_stop)}` : "");
+  const phase = status && status.phase !== "training" ? words(status.phase) : "";
+  const end = summary.failure || (summary.reason_for_stop ? `reason: ${words(summary.reason_for_stop)}` : phase);
   at("detail-lead").textContent = `${run.env} with ${run.algorithm}, ${run.state}${end ? ` (${end})` : ""}${version}. ${run.directory}`;
   details.show(told, run);
 }
