@@ -20,6 +20,9 @@ from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves, zeros
 from juggler.runtime.wire.trees import Path, Skeleton, Tree, dtype_to_number, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
+from juggler.runtime.wire.v1.tensors_pb2 import DType
+
+_NAMES = {number: name for name, number in DType.items()}
 
 
 class Leaf:
@@ -62,28 +65,23 @@ class SpaceLayout:
         Raises:
             SessionError: an array is missing, unknown, or does not fit the space.
         """
-        found: list[bytes | None] = [None] * len(self.leaves)
-        if len(tensors) != len(self.leaves):
-            named = ", ".join(path_name(leaf.path) for leaf in self.leaves[:20])
-            raise SessionError(
-                Code.WRONG_SHAPE, f"{len(tensors)} arrays of {what}: send one for each of {named}"
-            )
-        for tensor in tensors:
-            place = self._places.get(tuple(tensor.path))
-            if place is None or found[place] is not None:
-                kind = "unknown" if place is None else "sent twice"
-                raise SessionError(
-                    Code.WRONG_SHAPE, f"{what} at {path_name(tuple(tensor.path))}: {kind}"
-                )
+        paths = [tuple(each.path) for each in tensors[: len(self.leaves) + 1]]
+        if len(paths) != len(self.leaves) or {*paths} != self._places.keys():
+            sent, named = (", ".join(map(path_name, e[:20])) for e in (paths, [*self._places]))
+            text = f"{len(tensors)} arrays of {what}{' at ' * bool(sent)}{sent}"
+            raise SessionError(Code.WRONG_SHAPE, f"{text}: send one for each of {named}")
+        found = [b""] * len(self.leaves)
+        for path, tensor in zip(paths, tensors, strict=True):
+            place = self._places[path]
             # NumPy would read any bytes of a fitting length, so dtype and shape are compared first.
             leaf, data = self.leaves[place], tensor.data
             given, expected = tuple(tensor.shape), (rows, *leaf.shape)
             if given != expected or tensor.dtype != leaf.number:
+                dtype = _NAMES.get(tensor.dtype, f"dtype {tensor.dtype}")
                 raise SessionError(
                     Code.WRONG_SHAPE,
-                    f"{what} at {path_name(leaf.path)}: dtype {tensor.dtype} and shape "
-                    f"{list(given)}; send dtype {leaf.number} ({leaf.dtype}) and shape "
-                    f"{list(expected)}, as the space says",
+                    f"{what} at {path_name(path)}: {dtype} and shape {list(given)}; send "
+                    f"{_NAMES[leaf.number]} and shape {list(expected)}, as the space says",
                 )
             # A right shape may come with too few bytes.
             if len(data) != rows * leaf.row_bytes:
@@ -93,7 +91,7 @@ class SpaceLayout:
                     f"{list(expected)} takes {rows * leaf.row_bytes}",
                 )
             found[place] = data
-        return [data for data in found if data is not None]
+        return found
 
     def tree(self, raws: Sequence[list[bytes]], rows: int) -> Tree:
         """Join several batches to arrays [rows, ...], in new memory."""
