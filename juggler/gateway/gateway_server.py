@@ -273,14 +273,14 @@ class GatewayServer:
             return None  # another stream resumed the session
         match kind:
             case "steps":
-                self._steps(session, message.steps)
+                self._steps(session, message.steps, raw)
             case "goodbye":
                 self._leaving.append(session)  # closed after its last steps
             case "hello":
                 text = "a second hello on one stream: open another stream for another session"
                 raise SessionError(Code.SECOND_HELLO, text)
             case "recording" if self._local is not None:
-                self._local.recording(session, message.recording)
+                self._local.recording(session, message.recording, raw)
             case "policy" if self._local is not None:
                 self._local.policy(session, message.policy)
             # Without a player of one agent, the run has no policy to hand out.
@@ -289,9 +289,9 @@ class GatewayServer:
             case _:
                 raise SessionError(Code.BAD_MESSAGE, "a message with nothing in it")
 
-    def _steps(self, session: GatewaySession, message: pb.StepBatch) -> None:
+    def _steps(self, session: GatewaySession, message: pb.StepBatch, raw: bytes) -> None:
         session.must_be(pb.REMOTE_INFERENCE)
-        if session.repeats(message.seq):
+        if session.repeats(message.seq, raw):
             return
         batch = read_steps(session, message)
         for steps in batch.parts:

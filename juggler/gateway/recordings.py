@@ -292,19 +292,19 @@ class LocalInference:
 
     # -- messages of sessions ---------------------------------------------------------------------
 
-    def recording(self, session: GatewaySession, message: pb.Recording) -> None:
-        """Check and queue a recording.
+    def recording(self, session: GatewaySession, message: pb.Recording, raw: bytes) -> None:
+        """Check and queue a recording, from its message.
 
         Raises:
             SessionError: the recording is not valid, or does not fit this session.
         """
         session.must_be(pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
-        if session.repeats(message.seq):
+        if session.repeats(message.seq, raw):
             return
         player, recording = self._player, self._reader.read(session, message)
         self._must_be_known(recording)
         # Recordings wait in memory, and may come faster than a learner requests them.
-        recording.bytes = message.ByteSize()
+        recording.bytes = len(raw)
         if self.bytes_waiting + recording.bytes > _MOST_WAITING_BYTES:
             text = "more recordings wait than the gateway can hold: send smaller ones"
             raise SessionError(Code.FULL, text, message.seq, retryable=True)

@@ -166,7 +166,7 @@ class SessionManager:
             if session.stream is not None:
                 text = "another stream goes on with this session"
                 self.send_error(session, SessionError(Code.SUPERSEDED, text))
-            session.stream = stream
+            session.resumes(stream)
         else:
             session = self._begun(stream, hello, cast)
             session.seed = self._settings.curriculum.session_seed(stream.dialed)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from juggler.envrunner.info_numbers import (
@@ -179,6 +180,7 @@ class GatewaySession:
         self.parameters: Mapping[str, float] | None = None
         self.lost_at = 0.0
         self.knows_of_wait = False
+        self._digests: dict[int, int] = {}  # of batches of this stream
         self._unanswered: set[int] = set()
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
@@ -201,22 +203,28 @@ class GatewaySession:
         Raises:
             SessionError: it is out of order, or exceeds the limit in flight.
         """
+        digest = xxhash.xxh3_64_intdigest(raw)
+        # Other steps with a number that has been used would be lost without a word.
+        is_same = self._digests.get(seq, digest) == digest
         if seq == self.last_seq + 1:
             if len(self._unanswered) >= self.batches_in_flight:
                 text = f"{len(self._unanswered)} batches have no answer yet: wait for one"
                 raise SessionError(Code.TOO_MANY_IN_FLIGHT, text, seq)
             self.last_seq = seq
             self._unanswered.add(seq)
+            self._digests[seq] = digest
             return False
         # After a break, a simulator sends again what had no answer.
-        if seq in self._unanswered:
+        if is_same and seq in self._unanswered:
             return True
-        if seq in self._answers:
+        if is_same and seq in self._answers:
             if self.stream is not None:
                 self.stream.send(self._answers[seq])
             return True
         text = f"a batch with seq {seq}, where {self.last_seq + 1} comes next"
-        if seq <= self.last_seq:
+        if not is_same:
+            text += f": another one came as {seq} before"
+        elif 0 < seq <= self.last_seq:
             text += f"; answers are kept for the last {self.batches_in_flight}"
         raise SessionError(Code.OUT_OF_ORDER, text, seq)
 
@@ -226,7 +234,8 @@ class GatewaySession:
         self._unanswered.discard(seq)
         self._answers[seq] = message
         if len(self._answers) > self.batches_in_flight:
-            self._answers.popitem(last=False)
+            oldest, _ = self._answers.popitem(last=False)
+            self._digests.pop(oldest, None)
         if self.stream is not None:
             self.stream.send(message)
 
@@ -243,6 +252,10 @@ class GatewaySession:
 
     def vanishes(self) -> None:
         self.stream, self.lost_at = None, time.monotonic()
+
+    def resumes(self, stream: GatewayStream) -> None:
+        """Continue on another stream, which may write the same batch in other bytes."""
+        self.stream, self._digests = stream, {}
 
 
 class Sessions:

@@ -147,6 +147,7 @@ FINAL = {"final_rows": [0], "final_observations": steps_of(1, NAN).agents[0].obs
         ({"steps": steps_of(2, agent=1)}, "UNKNOWN_AGENT", "agent 0 alone"),
         ({"steps": pb.StepBatch(seq=2)}, "UNKNOWN_AGENT", "agent 0 alone"),
         ({"steps": steps_of(7)}, "OUT_OF_ORDER", "seq 7, where 2 comes next"),
+        ({"steps": steps_of(1, rewards=[2])}, "OUT_OF_ORDER", "another one came as 1 before"),
         ({"steps": steps_of(2, truncated=[True])}, "NO_FINAL_OBSERVATION", "row 0 was truncated"),
         ({"steps": steps_of(2, truncated=[True], **FINAL)}, "NOT_FINITE", "environment 0"),
         ({"steps": steps_of(2, paused=[True])}, "OUT_OF_ORDER", "no episode ended"),
@@ -276,10 +277,11 @@ def test_who_does_not_read_answers_is_let_go_of_before_they_pile_up(
         world.ask(1 << 20)
         with RawSimulator(world.address) as simulator:
             simulator.greet(environments=8000)
-            answer = simulator.step(steps_of(1, np.zeros((8000, 3))))
-            assert answer.ByteSize() > 64000
+            batch = pb.FromSimulator(steps=steps_of(1, np.zeros((8000, 3)))).SerializeToString()
+            simulator.send_bytes(batch)
+            assert simulator.hear().ByteSize() > 64000
             for _ in range(1000):
-                simulator.send(steps=pb.StepBatch(seq=1))
+                simulator.send_bytes(batch)
             (session,) = world._server.manager.sessions.by_id.values()
             world.changes.wait_for(lambda: session.stream is None)
             with pytest.raises(grpc.RpcError) as ended:
