@@ -48,8 +48,6 @@ from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _SPACES = "observation_space", "action_space"  # fields of a pb.Agent
-#: Reason of a session that closed because its simulator did not return.
-LOST = "it did not come back"
 
 
 class GatewayWork(Protocol):
@@ -320,14 +318,14 @@ class SessionManager:
             stream.send(error.message().SerializeToString())
             stream.close()
             self._counts["hellos_refused"] += 1
-            self.guests.refused(stream.peer, str(error))
+            self.guests.refused(stream.peer, error.with_code)
         elif session.stream is stream:
             arrivals[:] = [batch for batch in arrivals if batch.session is not session]
             self.fail(session, error)
 
     def fail(self, session: GatewaySession, error: SessionError) -> None:
         self.send_error(session, error)
-        self.close(session, f"{Code.Code.Name(error.code)}: {error}")
+        self.close(session, error.with_code)
         self._counts["sessions_failed"] += 1
 
     def send_error(self, session: GatewaySession, error: SessionError) -> None:
@@ -338,7 +336,7 @@ class SessionManager:
 
     def lose(self, session: GatewaySession) -> None:
         """Close a session whose simulator did not come back."""
-        self.close(session, LOST)
+        self.close(session, "it did not come back")
         self._counts["sessions_lost"] += 1
 
     def vanish(self, session: GatewaySession) -> None:
