@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, defaultdict
@@ -330,7 +331,8 @@ class GatewayServer:
         writes = self.manager.answers[player]
         if len(steps.acted) > 1:
             writes, version = Answers(layout, ""), Version(0, 0)
-        batch.answers[steps.index] = writes.part(steps.index, steps.rows, steps.actions, version)
+        index = steps.agent.index
+        batch.answers[index] = writes.part(index, steps.rows, steps.actions, version)
         # A message is answered as a whole, although several players may act.
         if len(batch.answers) < len(batch.parts):
             return
@@ -338,7 +340,7 @@ class GatewayServer:
             part.agent.acts(part.environments)
             for at in part.paused:
                 part.agent.acted[part.environments[at]] = 0
-        parts = [batch.answers[part.index] for part in batch.parts]
+        parts = [batch.answers[part.agent.index] for part in batch.parts]
         news = self._settings.curriculum.news_for(batch.session)
         batch.session.answers(batch.seq, action_batch(batch.seq, parts, news))
 
@@ -409,9 +411,6 @@ def rows_of(shares: Sequence[PlayerRows], shown: Tree) -> Tree:
     return found
 
 
-_FAR = 1e9  # seconds: nothing is due
-
-
 class Clock:
     """A thread with one adjustable alarm.
 
@@ -422,7 +421,7 @@ class Clock:
     def __init__(self, strike: Callable[[], None]) -> None:
         self._strike = strike
         self._news = threading.Condition()
-        self._due = time.monotonic() + _FAR
+        self._due = math.inf  # nothing is due
         self._over = False
         self._thread = threading.Thread(target=self._run, name="gateway-clock", daemon=True)
 
@@ -452,7 +451,7 @@ class Clock:
                     self._news.wait(min(left, threading.TIMEOUT_MAX))
                 if self._over:
                     return
-                self._due = time.monotonic() + _FAR
+                self._due = math.inf  # nothing is due
             self._strike()
 
 

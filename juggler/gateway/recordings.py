@@ -21,7 +21,7 @@ from juggler.gateway.row_layout import AgentInterface, check_rewards, read_infos
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.session_manager import SessionManager
 from juggler.gateway.sessions import GatewaySession
-from juggler.gateway.step_batches import to_message
+from juggler.gateway.step_batches import check_agents, environments_of, to_message
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.leaves import acted_dtype, at, holds_masks
@@ -129,13 +129,8 @@ class RecordingReader:
             raise
 
     def _check_place(self, session: GatewaySession, message: pb.Recording) -> None:
-        if message.agent:
-            text = f"a recording of agent {message.agent}: this session has agent 0 alone"
-            raise SessionError(Code.UNKNOWN_AGENT, text)
-        known, environment = session.environments, message.environment
-        if environment >= known:
-            text = f"environment {environment}: the hello announced 0 to {known - 1}"
-            raise SessionError(Code.UNKNOWN_ENVIRONMENT, text)
+        check_agents(session, [message])
+        (environment,) = environments_of(session, [message.environment])
         if not message.starts and not session.alone.acted[environment]:
             text = (
                 f"environment {environment} is in no episode: the first recording of one says "

@@ -395,7 +395,7 @@ class SessionManager:
         """Return the player [R] that acts in each row now."""
         episodes = part.batch.session.episodes
         assert episodes is not None
-        ids = episodes.players(part.environments)[:, part.index]
+        ids = episodes.players(part.environments)[:, part.agent.index]
         return [part.agent.player_of(each) for each in ids.tolist()]
 
     def _book(self, batch: StepMessage) -> None:

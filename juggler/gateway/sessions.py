@@ -195,8 +195,8 @@ class GatewaySession:
             text = f"a message of the mode {names}: this session is {pb.Mode.Name(self.mode)}"
             raise SessionError(Code.WRONG_MODE, text)
 
-    def repeats(self, seq: int) -> bool:
-        """Note an incoming batch; return whether it came before.
+    def repeats(self, seq: int, raw: bytes) -> bool:
+        """Note an incoming batch, from its message; return whether it came before.
 
         If it has an answer, the answer is sent again.
 
@@ -463,7 +463,7 @@ class SharedEpisodes:
         touched: set[int] = set()
         for part in parts:
             ended = [part.environments[at] for at in part.ended]
-            stages[part.index, ended] = _ENDED
+            stages[part.agent.index, ended] = _ENDED
             touched.update(ended)
         if continuing:
             touched -= {*continuing} & {each for part in parts for each in _acting(part)}
@@ -475,7 +475,7 @@ class SharedEpisodes:
         for part in parts:
             # An agent that acts between episodes begins the next one.
             acting = _acting(part)
-            of_agent = stages[part.index, acting]  # [B]
+            of_agent = stages[part.agent.index, acting]  # [B]
             gone = of_agent == _ENDED
             if gone.any():
                 raise SessionError(
@@ -485,7 +485,7 @@ class SharedEpisodes:
                 )
             if self._between:
                 began.update(self._between.intersection(acting))
-            stages[part.index, acting] = _ACTS
+            stages[part.agent.index, acting] = _ACTS
         self._between -= began
         return over, sorted(began)
 
@@ -505,14 +505,14 @@ class SharedEpisodes:
         stepped: set[int] = set()
         for part in parts:
             rewarded = [part.environments[at] for at in part.rewarded]
-            self._returns[part.index, rewarded] += [part.rewards[at] for at in part.rewarded]
-            self._acted[part.index, rewarded] = True
+            self._returns[part.agent.index, rewarded] += [part.rewards[at] for at in part.rewarded]
+            self._acted[part.agent.index, rewarded] = True
             stepped.update(rewarded)
         self._lengths[list(stepped)] += 1
         booked = self._ended(over, len(stepped), idle)
         for part in parts:  # these may belong to the next episode
             for at, reward in part.early:
-                self._returns[part.index, part.environments[at]] += reward
+                self._returns[part.agent.index, part.environments[at]] += reward
         return booked
 
     def _ended(self, over: list[int], steps: int, idle: Mapping[int, float]) -> BookedBatch:
@@ -607,7 +607,7 @@ class SessionInfos:
         for part in parts:
             if part.infos is not None and part.rewarded:
                 rows = [part.environments[at] for at in part.rewarded]  # [R]
-                self._add(rows, part.index, part.infos[part.rewarded, None])
+                self._add(rows, part.agent.index, part.infos[part.rewarded, None])
         self._end(over)
 
     def record(
@@ -704,11 +704,6 @@ class AgentSteps:
     def rows(self) -> int:
         """Number of rows, R."""
         return len(self.environments)
-
-    @property
-    def index(self) -> int:
-        """Index of the agent."""
-        return self.agent.index
 
     @property
     def ended(self) -> list[int]:
