@@ -37,7 +37,7 @@ class GreedyEpisodes:
         lengths: their numbers of steps.
         agent_returns: returns of each of several agents in them.
         running: number of its episodes that have begun and not ended.
-        given_up: the driver has cancelled the evaluation.
+        given_up: why the evaluation ends early; "": it does not.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class GreedyEpisodes:
         self.lengths: list[int] = []
         self.agent_returns: AgentReturns = {}
         self.running = 0
-        self.given_up = False
+        self.given_up = ""
         self._episodes, self._goal = episodes, goal
 
     @property
@@ -62,7 +62,7 @@ class GreedyEpisodes:
         """Whether it is complete, cancelled, or cannot reach its goal."""
         returns, goal = self.returns, self._goal
         in_vain = goal is not None and returns and goal.out_of_reach(returns, self._episodes)
-        return self.given_up or bool(in_vain) or len(returns) >= self._episodes
+        return bool(self.given_up or in_vain) or len(returns) >= self._episodes
 
     @property
     def missing(self) -> int:
@@ -104,10 +104,10 @@ class Evaluations:
             if key in self._players:  # a league's player may have left since
                 self._players[key].evaluate(actor)
 
-    def end(self, *, at_once: bool) -> GreedyEpisodes | None:
-        """Remove and return the evaluation, if it has ended or `at_once`."""
+    def end(self) -> GreedyEpisodes | None:
+        """Remove and return the evaluation, if it has ended."""
         evaluation = self.running
-        if evaluation is None or not (at_once or evaluation.is_over):
+        if evaluation is None or not evaluation.is_over:
             return None
         for player in self._players.values():
             playing = player.of["playing"]
