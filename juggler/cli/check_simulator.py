@@ -23,7 +23,7 @@ from juggler.gateway.agents import ModuleAssignment
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.module_player import ModulePlayer
-from juggler.gateway.session_manager import LOST, ConnectionLog, GatewaySettings
+from juggler.gateway.session_manager import ConnectionLog, GatewaySettings
 from juggler.gateway.sessions import AgentInterface, GatewaySession
 from juggler.gateway.standalone_gateway import ALONE, LOOK_SECONDS, StandaloneGateway
 from juggler.gateway.step_batches import PlayerRows
@@ -31,6 +31,7 @@ from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import random_actor
 from juggler.runtime.actors.command_processes import CommandLine, CommandProcess
 from juggler.runtime.actors.credentials import read_token
+from juggler.runtime.actors.supervisor import how_it_ended
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.wire.structures import take
 from juggler.runtime.wire.trees import Path, Tree, flatten, path_name
@@ -86,7 +87,8 @@ def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
     """Play with the simulator, and return the findings."""
     if given.steps < 1 or not given.seconds > 0:
         raise ConfigError("--steps must be at least 1, and --seconds above 0")
-    is_command = ADDRESS in given.simulator or " " in given.simulator
+    # Without its {address}, a path is a command, too.
+    is_command = bool({*"{ /"} & {*given.simulator}) and not given.simulator.startswith("unix:")
     try:
         words = words_of(given.simulator) if is_command else []
         for name, number in given.parameters.items():
@@ -118,7 +120,8 @@ def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
         raise work.failure
     found = [*work.findings()]
     if status and not work.was_cut:
-        found.append(Finding("command", "problem", f"it ended by itself, with status {status}"))
+        text = f"it ended by itself: {how_it_ended(status)}"
+        found.append(Finding("command", "problem", text))
     elif not ended:
         text = f"it ran for {_END_SECONDS:.0f} s after the check, and was killed"
         found.append(Finding("command", "warning", text, "end it after the error ENDED"))
@@ -281,7 +284,7 @@ class Check(StandaloneGateway):
         self._looked_at = self._cut_at = 0.0  # times of the last turn and of the cut
         self._counts: dict[str, float] = defaultdict(float)
         self._before: dict[str, float] = self._counts  # counts before the cut
-        self._afterwards = ""
+        self._afterwards, self._is_lost = "", False
 
     @property
     def was_cut(self) -> bool:
@@ -318,6 +321,8 @@ class Check(StandaloneGateway):
         elif counts["sessions_begun"] > before["sessions_begun"]:
             self._last = now
         self._counts, self._looked_at = counts, now
+        connected, _ = self.guests.here()
+        self._is_lost = counts["sessions_lost"] > 0 or connected < counts["sessions"]
         left = self.guests.why_left and not counts["sessions"]
         if self._rule or left or self._is_over(counts, now):
             self.over.set()
@@ -363,9 +368,10 @@ class Check(StandaloneGateway):
         elif self._counts["steps"]:
             yield Finding("protocol", "ok", "no rule was broken")
         # Only a connection that this check did not cut itself says something of the simulator.
-        if self.guests.why_left == LOST and not self.was_cut:
-            text = f"it broke, and the simulator did not come back within {_RESUME_SECONDS:.0f} s"
-            yield Finding("connection", "problem", text, "send a Goodbye at the end")
+        if self._is_lost and not self.was_cut:
+            text = "it broke, and the simulator did not come back"
+            advice = "send a Goodbye at the end, and no message above Welcome.message_bytes"
+            yield Finding("connection", "problem", text, advice)
         elif self._afterwards == "resumed":
             yield Finding("cut connection", "ok", "the simulator resumed its session")
         elif self.was_cut:
@@ -377,7 +383,7 @@ class Check(StandaloneGateway):
         steps, seconds = self._counts["steps"], max(self._last - self._began, 1e-3)
         text = f"{steps:,.0f} in {seconds:.1f} s, {steps / seconds:,.0f}/s"
         silent = self._looked_at - self._last
-        if steps >= self._wanted or self.guests.why_left or self._rule:
+        if steps >= self._wanted or self.guests.why_left or self._is_lost or self._rule:
             yield Finding("steps", "ok", text)
         else:
             text += f"; all were answered, but none came in the last {silent:.0f} s"
@@ -387,6 +393,8 @@ class Check(StandaloneGateway):
         played = self.server.manager.pop_played()
         of_agents = {player.name: player.pop_ended() for player in self._players}
         lengths = played.env_lengths or [each for _, ended in of_agents.values() for each in ended]
+        if not lengths and self._rule:
+            return  # it had no time to end one
         if not lengths:
             advice = "end them with terminated, or with truncated after a number of steps"
             yield Finding("episodes", "warning", "none ended", advice)

@@ -121,10 +121,9 @@ def evaluate(
         own[str(name_of(mapping))] = mapping
     found, where, config = _opened(checkpoint, env, module, own, **keys)
     config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
-    # A run from a data set or simulators may have only a name for them.
     if not callable(env):
-        gateway = found.config.get("gateway", "") if env is None else ""
-        must_be_playable(found.config.get("dataset", ""), config.env_runner.env, gateway)
+        alone = not config.agents.league
+        must_be_playable(found.config, config.env_runner.env, with_simulator=alone)
     factory, given = (each if callable(each) else None for each in (env, module))
     if config.played_by:
         _must_be_for_several(config.env_runner.env, recording is not None, explore)
@@ -248,7 +247,18 @@ def evaluate_with_simulators(
     _must_be_possible(seed, episodes=episodes)
     found, where, config = _opened(checkpoint, simulator=simulator)
     if config.agents.league:
-        raise ConfigError(f"{where}: a league has no line-up to evaluate: name players with --play")
+        raise ConfigError(
+            f"{where}: a league has no line-up to evaluate with a simulator: `juggler league` "
+            "shows how good its players are, and --play with --env plays them in Python"
+        )
+    frozen = frozen_modules(config, run_of(where))
+
+    def parts(module_id: str, observed: Space[Any], acted: Space[Any]) -> Any:
+        # Modules that are not trained have checkpoints of their own.
+        if module_id in frozen:
+            return frozen[module_id].parts(observed, acted, None, {})
+        return parts_in(found, module_id, config.of(module_id), observed, acted, None, {})
+
     played = evaluate_with_copies(
         config.env_runner,
         config.agents.agents,
@@ -276,8 +286,9 @@ def warns_of_endless(watch: Callable[[int, int], None] | None) -> Callable[[int,
             warned = True
             warnings.warn(
                 f"no episode has ended in {_MANY_STEPS:,} steps of each environment. If they may "
-                "never end, interrupt this, and set a limit: with gymnasium.wrappers.TimeLimit "
-                "around the environment, or max_episode_steps in the run",
+                "never end, interrupt this, and set a limit: in the simulator, with "
+                "gymnasium.wrappers.TimeLimit around the environment, or max_episode_steps in the "
+                "run",
                 stacklevel=2,
             )
         if watch is not None:
@@ -408,6 +419,8 @@ def play_matches(
             "matches: use juggler evaluate without --play"
         )
     config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
+    if not callable(env):
+        must_be_playable(found.config, config.env_runner.env, with_simulator=False)
     factory, films = env if callable(env) else None, list[Path]()
     if video is not None:
         from juggler.envrunner.environments.video import record_videos

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,14 +66,15 @@ def is_of_another(runner: EnvRunnerConfig) -> bool:
     return played != environment_of(runner.dataset)
 
 
-def must_be_playable(dataset: str, env: str, gateway: str = "") -> None:
+def must_be_playable(config: Mapping[str, Any], env: str, *, with_simulator: bool = True) -> None:
     """Check that a run has an environment to play."""
-    if gateway and ":" not in env and env not in gymnasium.registry:
+    dataset, is_name = config.get("dataset", ""), env == config.get("env")
+    if config.get("gateway") and is_name and ":" not in env and env not in gymnasium.registry:
+        start = "start the simulator with --simulator, " * with_simulator
         raise ConfigError(
-            f"the run used simulators, and env = {env!r} is only a name: "
-            "start the simulator with --simulator, name an environment in Python with --env, or "
-            "env in Python; or act in the simulator, with the policy as an ONNX model "
-            "(docs/external-simulators.md)"
+            f"the run used simulators, and env = {env!r} is only a name: {start}name an "
+            "environment in Python with --env, or env in Python; or act in the simulator, with "
+            "the policy as an ONNX model (docs/external-simulators.md)"
         )
     if dataset and env == Path(dataset).name and env not in gymnasium.registry:
         raise ConfigError(

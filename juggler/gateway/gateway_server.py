@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, defaultdict
@@ -265,14 +266,14 @@ class GatewayServer:
             return None  # another stream resumed the session
         match kind:
             case "steps":
-                self._steps(session, message.steps)
+                self._steps(session, message.steps, raw)
             case "goodbye":
                 self._leaving.append(session)  # closed after its last steps
             case "hello":
                 text = "a second hello on one stream: open another stream for another session"
                 raise SessionError(Code.SECOND_HELLO, text)
             case "recording" if self._local is not None:
-                self._local.recording(session, message.recording)
+                self._local.recording(session, message.recording, raw)
             case "policy" if self._local is not None:
                 self._local.policy(session, message.policy)
             # Without a player of one agent, the run has no policy to hand out.
@@ -281,9 +282,9 @@ class GatewayServer:
             case _:
                 raise SessionError(Code.BAD_MESSAGE, "a message with nothing in it")
 
-    def _steps(self, session: GatewaySession, message: pb.StepBatch) -> None:
+    def _steps(self, session: GatewaySession, message: pb.StepBatch, raw: bytes) -> None:
         session.must_be(pb.REMOTE_INFERENCE)
-        if session.repeats(message.seq):
+        if session.repeats(message.seq, raw):
             return
         batch = read_steps(session, message)
         for steps in batch.parts:
@@ -322,7 +323,8 @@ class GatewayServer:
         writes = self.manager.answers[player]
         if len(steps.acted) > 1:
             writes, version = Answers(layout, ""), Version(0, 0)
-        batch.answers[steps.index] = writes.part(steps.index, steps.rows, steps.actions, version)
+        index = steps.agent.index
+        batch.answers[index] = writes.part(index, steps.rows, steps.actions, version)
         # A message is answered as a whole, although several players may act.
         if len(batch.answers) < len(batch.parts):
             return
@@ -330,7 +332,7 @@ class GatewayServer:
             part.agent.acts(part.environments)
             for at in part.paused:
                 part.agent.acted[part.environments[at]] = 0
-        parts = [batch.answers[part.index] for part in batch.parts]
+        parts = [batch.answers[part.agent.index] for part in batch.parts]
         news = self._settings.curriculum.news_for(batch.session)
         batch.session.answers(batch.seq, action_batch(batch.seq, parts, news))
 
@@ -401,16 +403,13 @@ def rows_of(shares: Sequence[PlayerRows], shown: Tree) -> Tree:
     return found
 
 
-_FAR = 1e9  # seconds: nothing is due
-
-
 class Clock:
     """A thread with one adjustable alarm."""
 
     def __init__(self, strike: Callable[[], None]) -> None:
         self._strike = strike
         self._news = threading.Condition()
-        self._due = time.monotonic() + _FAR
+        self._due = math.inf  # nothing is due
         self._over = False
         self._thread = threading.Thread(target=self._run, name="gateway-clock", daemon=True)
 
@@ -440,7 +439,7 @@ class Clock:
                     self._news.wait(min(left, threading.TIMEOUT_MAX))
                 if self._over:
                     return
-                self._due = time.monotonic() + _FAR
+                self._due = math.inf  # nothing is due
             self._strike()
 
 

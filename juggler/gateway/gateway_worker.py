@@ -48,6 +48,9 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
+#: Why a gateway has not played an evaluation to its end.
+NO_SIMULATOR = "no simulator was connected that lets its gateway act"
+NO_WEIGHTS = "the league's first player, {!r}, has no learner, or is newer than the checkpoint"
 #: How often to check for weights that a request waits for.
 _LOOK_SECONDS = 0.005
 #: Number of rows that may begin: one per agent, without a limit.
@@ -239,7 +242,8 @@ class GatewayRunner(SamplingWorker):
                         self._deliveries.no_learner(command_id, request)
                         del asked.requests[command_id]
             for _, _, evaluation in self._evaluations:
-                evaluation.given_up |= module_id in evaluation.actors
+                if module_id in evaluation.actors:
+                    evaluation.given_up = f"player {module_id!r} left the league"
             self._casting.players.remove(module_id)
             trained = (each for each in self._casting.players if each in self._streams)
             league.forget(module_id, next(trained))
@@ -282,7 +286,8 @@ class GatewayRunner(SamplingWorker):
         if not command.episodes:
             with self._server.between_turns():
                 for _, other, evaluation in self._evaluations:
-                    evaluation.given_up |= other.checkpoint == command.checkpoint
+                    if other.checkpoint == command.checkpoint:
+                        evaluation.given_up = "the driver has cancelled it"
             self._server.wake()
             return training_pb2.Evaluation()
         if command.checkpoint or command.HasField("version"):
@@ -292,7 +297,7 @@ class GatewayRunner(SamplingWorker):
         # A league's player may have lost its learner, or have come after the checkpoint.
         league = self._casting.league
         if league is not None and league.first not in trees:
-            return training_pb2.Evaluation()
+            return training_pb2.Evaluation(why_fewer=NO_WEIGHTS.format(league.first))
         command.version.CopyFrom(version.message())
         goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
         # Built in this thread, because simulators must not wait for it.
@@ -340,16 +345,18 @@ class GatewayRunner(SamplingWorker):
         if self._server.manager.sessions.asking or evaluations.running is None:
             self._asked_at = now
         # The driver waits for an answer, which no simulator might ever complete.
-        in_vain = now > self._asked_at + RESUME_SECONDS
+        if now > self._asked_at + RESUME_SECONDS:
+            evaluation.given_up = NO_SIMULATOR
         if evaluations.running is None:
             evaluations.begin(evaluation)
-        elif evaluations.end(at_once=in_vain) is not None:
+        elif evaluations.end() is not None:
             self._evaluations.popleft()
             answer = training_pb2.Evaluation(
                 version=command.version,
                 episode_returns=evaluation.returns,
                 episode_lengths=evaluation.lengths,
                 agent_returns=to_messages(evaluation.agent_returns),
+                why_fewer=evaluation.given_up,
             )
             self._attachment.reply(command_id, answer)
 

@@ -20,7 +20,13 @@ from juggler.gateway.module_player import ModulePlayer
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.session_manager import SessionManager
 from juggler.gateway.sessions import AgentInterface, GatewaySession
-from juggler.gateway.step_batches import check_rewards, read_infos, to_message
+from juggler.gateway.step_batches import (
+    check_agents,
+    check_rewards,
+    environments_of,
+    read_infos,
+    to_message,
+)
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.leaves import acted_dtype, at, holds_masks
@@ -105,13 +111,8 @@ class RecordingReader:
             raise
 
     def _check_place(self, session: GatewaySession, message: pb.Recording) -> None:
-        if message.agent:
-            text = f"a recording of agent {message.agent}: this session has agent 0 alone"
-            raise SessionError(Code.UNKNOWN_AGENT, text)
-        known, environment = session.environments, message.environment
-        if environment >= known:
-            text = f"environment {environment}: the hello announced 0 to {known - 1}"
-            raise SessionError(Code.UNKNOWN_ENVIRONMENT, text)
+        check_agents(session, [message])
+        (environment,) = environments_of(session, [message.environment])
         if not message.starts and not session.alone.acted[environment]:
             text = (
                 f"environment {environment} is in no episode: the first recording of one says "
@@ -261,15 +262,15 @@ class LocalInference:
 
     # -- messages of sessions ---------------------------------------------------------------------
 
-    def recording(self, session: GatewaySession, message: pb.Recording) -> None:
-        """Check and queue a recording."""
+    def recording(self, session: GatewaySession, message: pb.Recording, raw: bytes) -> None:
+        """Check and queue a recording, from its message."""
         session.must_be(pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
-        if session.repeats(message.seq):
+        if session.repeats(message.seq, raw):
             return
         player, recording = self._player, self._reader.read(session, message)
         self._must_be_known(recording)
         # Recordings wait in memory, and may come faster than a learner requests them.
-        recording.bytes = message.ByteSize()
+        recording.bytes = len(raw)
         if self.bytes_waiting + recording.bytes > _MOST_WAITING_BYTES:
             text = "more recordings wait than the gateway can hold: send smaller ones"
             raise SessionError(Code.FULL, text, message.seq, retryable=True)

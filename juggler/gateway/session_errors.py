@@ -24,6 +24,11 @@ class SessionError(Exception):
         super().__init__(text)
         self.code, self.seq, self.retryable = code, seq, retryable
 
+    @property
+    def with_code(self) -> str:
+        """Its text after the name of its code, for logs."""
+        return f"{Code.Code.Name(self.code)}: {self}"
+
     def message(self) -> pb.ToSimulator:
         return pb.ToSimulator(
             error=pb.Error(

@@ -53,8 +53,6 @@ from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _SPACES = "observation_space", "action_space"  # fields of a pb.Agent
-#: Reason of a session that closed because its simulator did not return.
-LOST = "it did not come back"
 
 
 class GatewayWork(Protocol):
@@ -141,7 +139,7 @@ class SessionManager:
             if session.stream is not None:
                 text = "another stream goes on with this session"
                 self.send_error(session, SessionError(Code.SUPERSEDED, text))
-            session.stream = stream
+            session.resumes(stream)
         else:
             session = self._begun(stream, hello, cast)
             session.seed = self._settings.curriculum.session_seed(stream.dialed)
@@ -284,14 +282,14 @@ class SessionManager:
             stream.send(error.message().SerializeToString())
             stream.close()
             self._counts["hellos_refused"] += 1
-            self.guests.refused(stream.peer, str(error))
+            self.guests.refused(stream.peer, error.with_code)
         elif session.stream is stream:
             arrivals[:] = [batch for batch in arrivals if batch.session is not session]
             self.fail(session, error)
 
     def fail(self, session: GatewaySession, error: SessionError) -> None:
         self.send_error(session, error)
-        self.close(session, f"{Code.Code.Name(error.code)}: {error}")
+        self.close(session, error.with_code)
         self._counts["sessions_failed"] += 1
 
     def send_error(self, session: GatewaySession, error: SessionError) -> None:
@@ -302,7 +300,7 @@ class SessionManager:
 
     def lose(self, session: GatewaySession) -> None:
         """Close a session whose simulator did not come back."""
-        self.close(session, LOST)
+        self.close(session, "it did not come back")
         self._counts["sessions_lost"] += 1
 
     def vanish(self, session: GatewaySession) -> None:
@@ -357,7 +355,7 @@ class SessionManager:
         """Return the player [R] that acts in each row now."""
         episodes = part.batch.session.episodes
         assert episodes is not None
-        ids = episodes.players(part.environments)[:, part.index]
+        ids = episodes.players(part.environments)[:, part.agent.index]
         return [part.agent.player_of(each) for each in ids.tolist()]
 
     def _book(self, batch: StepMessage) -> None:

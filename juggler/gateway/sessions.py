@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import xxhash
 from gymnasium import Space
 from numpy.typing import NDArray
 
@@ -26,6 +27,7 @@ from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves, zeros
 from juggler.runtime.wire.trees import Path, Skeleton, Tree, dtype_to_number, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
+from juggler.runtime.wire.v1.tensors_pb2 import DType
 
 if TYPE_CHECKING:
     from juggler.gateway.transport import GatewayStream
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 #: How long a session waits for a simulator that vanished.
 RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
+_NAMES = {number: name for name, number in DType.items()}
 
 
 class Leaf:
@@ -64,28 +67,23 @@ class SpaceLayout:
 
     def raw(self, tensors: Sequence[pb.NamedTensor], rows: int, what: str) -> list[bytes]:
         """Return the bytes of each leaf, in order."""
-        found: list[bytes | None] = [None] * len(self.leaves)
-        if len(tensors) != len(self.leaves):
-            named = ", ".join(path_name(leaf.path) for leaf in self.leaves[:20])
-            raise SessionError(
-                Code.WRONG_SHAPE, f"{len(tensors)} arrays of {what}: send one for each of {named}"
-            )
-        for tensor in tensors:
-            place = self._places.get(tuple(tensor.path))
-            if place is None or found[place] is not None:
-                kind = "unknown" if place is None else "sent twice"
-                raise SessionError(
-                    Code.WRONG_SHAPE, f"{what} at {path_name(tuple(tensor.path))}: {kind}"
-                )
+        paths = [tuple(each.path) for each in tensors[: len(self.leaves) + 1]]
+        if len(paths) != len(self.leaves) or {*paths} != self._places.keys():
+            sent, named = (", ".join(map(path_name, e[:20])) for e in (paths, [*self._places]))
+            text = f"{len(tensors)} arrays of {what}{' at ' * bool(sent)}{sent}"
+            raise SessionError(Code.WRONG_SHAPE, f"{text}: send one for each of {named}")
+        found = [b""] * len(self.leaves)
+        for path, tensor in zip(paths, tensors, strict=True):
+            place = self._places[path]
             # NumPy would read any bytes of a fitting length, so dtype and shape are compared first.
             leaf, data = self.leaves[place], tensor.data
             given, expected = tuple(tensor.shape), (rows, *leaf.shape)
             if given != expected or tensor.dtype != leaf.number:
+                dtype = _NAMES.get(tensor.dtype, f"dtype {tensor.dtype}")
                 raise SessionError(
                     Code.WRONG_SHAPE,
-                    f"{what} at {path_name(leaf.path)}: dtype {tensor.dtype} and shape "
-                    f"{list(given)}; send dtype {leaf.number} ({leaf.dtype}) and shape "
-                    f"{list(expected)}, as the space says",
+                    f"{what} at {path_name(path)}: {dtype} and shape {list(given)}; send "
+                    f"{_NAMES[leaf.number]} and shape {list(expected)}, as the space says",
                 )
             # A right shape may come with too few bytes.
             if len(data) != rows * leaf.row_bytes:
@@ -95,7 +93,7 @@ class SpaceLayout:
                     f"{list(expected)} takes {rows * leaf.row_bytes}",
                 )
             found[place] = data
-        return [data for data in found if data is not None]
+        return found
 
     def tree(self, raws: Sequence[list[bytes]], rows: int) -> Tree:
         """Join several batches to arrays [rows, ...], in new memory."""
@@ -307,6 +305,7 @@ class GatewaySession:
         self.parameters: Mapping[str, float] | None = None
         self.lost_at = 0.0
         self.knows_of_wait = False
+        self._digests: dict[int, int] = {}  # of batches of this stream
         self._unanswered: set[int] = set()
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
@@ -317,30 +316,36 @@ class GatewaySession:
             text = f"a message of the mode {names}: this session is {pb.Mode.Name(self.mode)}"
             raise SessionError(Code.WRONG_MODE, text)
 
-    def repeats(self, seq: int) -> bool:
-        """Note an incoming batch; return whether it came before.
+    def repeats(self, seq: int, raw: bytes) -> bool:
+        """Note an incoming batch, from its message; return whether it came before.
 
         If it has an answer, the answer is sent again.
 
         Raises:
             SessionError: it is out of order, or exceeds the limit in flight.
         """
+        digest = xxhash.xxh3_64_intdigest(raw)
+        # Other steps with a number that has been used would be lost without a word.
+        is_same = self._digests.get(seq, digest) == digest
         if seq == self.last_seq + 1:
             if len(self._unanswered) >= self.batches_in_flight:
                 text = f"{len(self._unanswered)} batches have no answer yet: wait for one"
                 raise SessionError(Code.TOO_MANY_IN_FLIGHT, text, seq)
             self.last_seq = seq
             self._unanswered.add(seq)
+            self._digests[seq] = digest
             return False
         # After a break, a simulator sends again what had no answer.
-        if seq in self._unanswered:
+        if is_same and seq in self._unanswered:
             return True
-        if seq in self._answers:
+        if is_same and seq in self._answers:
             if self.stream is not None:
                 self.stream.send(self._answers[seq])
             return True
         text = f"a batch with seq {seq}, but {self.last_seq + 1} comes next"
-        if seq <= self.last_seq:
+        if not is_same:
+            text += f": another one came as {seq} before"
+        elif 0 < seq <= self.last_seq:
             text += f"; answers are kept for the last {self.batches_in_flight}"
         raise SessionError(Code.OUT_OF_ORDER, text, seq)
 
@@ -350,7 +355,8 @@ class GatewaySession:
         self._unanswered.discard(seq)
         self._answers[seq] = message
         if len(self._answers) > self.batches_in_flight:
-            self._answers.popitem(last=False)
+            oldest, _ = self._answers.popitem(last=False)
+            self._digests.pop(oldest, None)
         if self.stream is not None:
             self.stream.send(message)
 
@@ -364,6 +370,13 @@ class GatewaySession:
         """The agent of a session with one agent."""
         (agent,) = self.agents
         return agent
+
+    def vanishes(self) -> None:
+        self.stream, self.lost_at = None, time.monotonic()
+
+    def resumes(self, stream: GatewayStream) -> None:
+        """Continue on another stream, which may write the same batch in other bytes."""
+        self.stream, self._digests = stream, {}
 
 
 class Sessions:
@@ -506,7 +519,7 @@ class SharedEpisodes:
         touched: set[int] = set()
         for part in parts:
             ended = [part.environments[at] for at in part.ended]
-            stages[part.index, ended] = _ENDED
+            stages[part.agent.index, ended] = _ENDED
             touched.update(ended)
         if continuing:
             touched -= {*continuing} & {each for part in parts for each in _acting(part)}
@@ -518,7 +531,7 @@ class SharedEpisodes:
         for part in parts:
             # An agent that acts between episodes begins the next one.
             acting = _acting(part)
-            of_agent = stages[part.index, acting]  # [B]
+            of_agent = stages[part.agent.index, acting]  # [B]
             gone = of_agent == _ENDED
             if gone.any():
                 raise SessionError(
@@ -528,7 +541,7 @@ class SharedEpisodes:
                 )
             if self._between:
                 began.update(self._between.intersection(acting))
-            stages[part.index, acting] = _ACTS
+            stages[part.agent.index, acting] = _ACTS
         self._between -= began
         return over, sorted(began)
 
@@ -546,14 +559,14 @@ class SharedEpisodes:
         stepped: set[int] = set()
         for part in parts:
             rewarded = [part.environments[at] for at in part.rewarded]
-            self._returns[part.index, rewarded] += [part.rewards[at] for at in part.rewarded]
-            self._acted[part.index, rewarded] = True
+            self._returns[part.agent.index, rewarded] += [part.rewards[at] for at in part.rewarded]
+            self._acted[part.agent.index, rewarded] = True
             stepped.update(rewarded)
         self._lengths[list(stepped)] += 1
         booked = self._ended(over, len(stepped), idle)
         for part in parts:  # these may belong to the next episode
             for at, reward in part.early:
-                self._returns[part.index, part.environments[at]] += reward
+                self._returns[part.agent.index, part.environments[at]] += reward
         return booked
 
     def _ended(self, over: list[int], steps: int, idle: Mapping[int, float]) -> BookedBatch:
@@ -637,7 +650,7 @@ class SessionInfos:
         for part in parts:
             if part.infos is not None and part.rewarded:
                 rows = [part.environments[at] for at in part.rewarded]  # [R]
-                self._add(rows, part.index, part.infos[part.rewarded, None])
+                self._add(rows, part.agent.index, part.infos[part.rewarded, None])
         self._end(over)
 
     def record(
@@ -713,11 +726,6 @@ class AgentSteps:
     def rows(self) -> int:
         """Number of rows, R."""
         return len(self.environments)
-
-    @property
-    def index(self) -> int:
-        """Index of the agent."""
-        return self.agent.index
 
     @property
     def ended(self) -> list[int]:

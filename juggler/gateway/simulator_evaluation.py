@@ -43,7 +43,7 @@ class GreedyEpisodes:
         self.lengths: list[int] = []
         self.agent_returns: AgentReturns = {}  # returns of each of several agents in them
         self.running = 0  # number of its episodes that have begun and not ended
-        self.given_up = False  # the driver has cancelled the evaluation
+        self.given_up = ""  # why the evaluation ends early; "": it does not
         self._episodes, self._goal = episodes, goal
 
     @property
@@ -51,7 +51,7 @@ class GreedyEpisodes:
         """Whether it is complete, cancelled, or cannot reach its goal."""
         returns, goal = self.returns, self._goal
         in_vain = goal is not None and returns and goal.out_of_reach(returns, self._episodes)
-        return self.given_up or bool(in_vain) or len(returns) >= self._episodes
+        return bool(self.given_up or in_vain) or len(returns) >= self._episodes
 
     @property
     def missing(self) -> int:
@@ -85,10 +85,10 @@ class Evaluations:
             if key in self._players:  # a league's player may have left since
                 self._players[key].evaluate(actor)
 
-    def end(self, *, at_once: bool) -> GreedyEpisodes | None:
-        """Remove and return the evaluation, if it has ended or `at_once`."""
+    def end(self) -> GreedyEpisodes | None:
+        """Remove and return the evaluation, if it has ended."""
         evaluation = self.running
-        if evaluation is None or not (at_once or evaluation.is_over):
+        if evaluation is None or not evaluation.is_over:
             return None
         for player in self._players.values():
             playing = player.of["playing"]

@@ -86,7 +86,7 @@ def read_steps(session: GatewaySession, message: pb.StepBatch) -> StepMessage:
     """Read and check a batch of steps."""
     batch = StepMessage(session, message.seq)
     try:
-        _check_agents(session, message.agents)
+        check_agents(session, message.agents)
         for rows in message.agents:
             agent = session.agents[rows.agent]
             try:
@@ -95,10 +95,10 @@ def read_steps(session: GatewaySession, message: pb.StepBatch) -> StepMessage:
                 raise agent.named_in(error) from error
         # With several agents, an episode ends with the last of them.
         if session.episodes is not None:
-            continuing = _environments_of(session, message.continuing)
+            continuing = environments_of(session, message.continuing)
             batch.over, batch.began = session.episodes.follow(batch.parts, continuing)
             batch.idle = dict(message.idle_rewards)
-            named = _environments_of(session, [*batch.idle])
+            named = environments_of(session, [*batch.idle])
             check_rewards([*batch.idle.values()], lambda at: f"environment {named[at]}")
         else:
             batch.over = [part.environments[at] for part in batch.parts for at in part.ended]
@@ -142,7 +142,8 @@ def read_infos(
     return np.array(given, np.float64).reshape(count, names)
 
 
-def _check_agents(session: GatewaySession, parts: Sequence[pb.Rows]) -> None:
+def check_agents(session: GatewaySession, parts: Sequence[pb.Rows | pb.Recording]) -> None:
+    """Check that a session has the agents of these parts, each at most once."""
     known = len(session.agents)
     given = [rows.agent for rows in parts[: known + 1]]  # more are always wrong
     if given and max(given) < known and len(set(given)) == len(given):
@@ -156,7 +157,7 @@ def _read_rows(
     session: GatewaySession, agent: SessionAgent, batch: StepMessage, rows: pb.Rows
 ) -> AgentSteps:
     layout = agent.interface.observations
-    given = _environments_of(session, rows.environments)
+    given = environments_of(session, rows.environments)
     environments = _environments(agent, given)
     count = len(environments)
     _must_have(len(rows.rewards) or count, count, "rewards")
@@ -294,7 +295,7 @@ def split(part: AgentSteps, before: Sequence[str], after: Sequence[str]) -> list
     return shares
 
 
-def _environments_of(session: GatewaySession, given: Sequence[int]) -> list[int]:
+def environments_of(session: GatewaySession, given: Sequence[int]) -> list[int]:
     """Return the environments that a message names."""
     known = session.environments
     named = list(given[: known + 1])  # more are always wrong

@@ -94,7 +94,7 @@ def test_a_data_set_that_names_no_environment_is_called_by_the_place_where_it_is
     assert (runner.env, runner.dataset) == ("mine", str(place))
     assert not is_of_another(runner)
     with pytest.raises(ConfigError, match="without an environment"):
-        must_be_playable(runner.dataset, runner.env)
+        must_be_playable({"dataset": runner.dataset}, runner.env)
     monkeypatch.chdir(place)
     assert begin(algorithm="bc", dataset=".").env_runner == runner
 
@@ -120,17 +120,20 @@ def test_code_that_a_data_set_names_is_run_only_if_somebody_says_so(place: Path)
 
 def test_who_plays_what_was_learned_from_a_data_set_that_names_no_environment_is_told() -> None:
     with pytest.raises(ConfigError, match="from the data set /data/shown"):
-        must_be_playable("/data/shown", "shown")
-    must_be_playable("/data/shown", "envs:Robot")
-    must_be_playable("/data/CartPole-v1", "CartPole-v1")
-    must_be_playable("", "shown")
+        must_be_playable({"dataset": "/data/shown"}, "shown")
+    must_be_playable({"dataset": "/data/shown"}, "envs:Robot")
+    must_be_playable({"dataset": "/data/CartPole-v1"}, "CartPole-v1")
+    must_be_playable({}, "shown")
 
 
-def test_a_run_of_simulators_says_what_it_needs_to_be_played() -> None:
-    with pytest.raises(ConfigError, match="'catch' is only a name"):
-        must_be_playable("", "catch", "127.0.0.1:5005")
-    must_be_playable("", "CartPole-v1", "127.0.0.1:5005")
-    must_be_playable("", "envs:Robot", "127.0.0.1:5005")
+@pytest.mark.parametrize("with_simulator", [True, False])
+def test_a_run_of_simulators_says_what_it_needs_to_be_played(with_simulator: bool) -> None:
+    of_simulators = {"gateway": "127.0.0.1:5005", "env": "catch"}
+    with pytest.raises(ConfigError, match="'catch' is only a name") as refused:
+        must_be_playable(of_simulators, "catch", with_simulator=with_simulator)
+    assert ("--simulator" in str(refused.value)) == with_simulator, "matches have no simulators"
+    must_be_playable(of_simulators, "CartPole-v1")
+    must_be_playable(of_simulators, "envs:Robot")
 
 
 def test_what_a_run_records_is_found_from_any_directory(

@@ -95,7 +95,7 @@ def test_the_first_episodes_are_played_without_exploration_and_not_learned_from(
             assert [int(each) for each in episode.actions] == best_actions(episode, module)
         assert any([*map(int, each.actions)] != best_actions(each, module) for each in others)
         with world._server.at_work():
-            assert world._server.manager.evaluations.end(at_once=False) is evaluation
+            assert world._server.manager.evaluations.end() is evaluation
         assert_recorded([batch for batch, _ in world.batches], others)
         counted = [total for _, ended in world.batches for total, _ in ended]
         assert counted == returns_of(others, len(counted))
@@ -235,7 +235,8 @@ def test_a_gateway_without_simulators_gives_an_evaluation_up(
     with connect(alone.address, *SPACES):
         alone.begin()
     have_played(alone, 2, episodes=3)
-    assert not alone.driver.hear(training_pb2.Evaluation).episode_returns
+    done = alone.driver.hear(training_pb2.Evaluation)
+    assert (len(done.episode_returns), done.why_fewer) == (0, gateway_worker.NO_SIMULATOR)
 
 
 # Several agents.

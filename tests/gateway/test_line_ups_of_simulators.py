@@ -437,6 +437,7 @@ def test_an_evaluation_ends_with_its_player_and_the_next_one_is_played_by_anothe
         answers = [world.driver._answers.get(timeout=60) for _ in range(3)]
         given_up = [each for each in answers if isinstance(each, training_pb2.Evaluation)]
         assert [[*each.episode_returns] for each in given_up] == [[0.0], []]
+        assert all("'main' left" in each.why_fewer for each in given_up)
         assert session.step(rewards=dict.fromkeys(AGENTS, 5.0), terminated=True) == {}
         world.changes.wait_for(lambda: "main" not in world.runner._players)
         world.driver.tell(training_pb2.Evaluate(episodes=1))
@@ -458,7 +459,9 @@ def test_an_evaluation_does_not_wait_for_weights_of_a_learner_that_has_left(
         world.driver.ask(dead, attach_pb2.Done)
         nobody = training_pb2.Learners(module_id="main", generation=3)
         world.driver.tell(training_pb2.Evaluate(episodes=1), nobody)
-        assert not world.driver.hear(training_pb2.Evaluation).episode_returns
+        done = world.driver.hear(training_pb2.Evaluation)
+        assert not done.episode_returns
+        assert "first player, 'main', has no learner" in done.why_fewer, "and not: no simulator"
         world.driver.hear(attach_pb2.Done)
 
 

@@ -123,7 +123,7 @@ HOLE = np.where(np.arange(18).reshape(6, 3) == 7, np.nan, FIVE)
         (recording(action_logp=[-1, 0.9, 0, 0, 0]), "NO_LOG_PROBABILITIES", "[1] is 0.89"),
         (recording(action_logp=[]), "NO_LOG_PROBABILITIES", "nothing can be learned"),
         (recording(action_logp=[-1.0]), "NO_LOG_PROBABILITIES", "1 action_logp for 5 steps"),
-        (recording(environment=1), "UNKNOWN_ENVIRONMENT", "announced 0 to 0"),
+        (recording(environment=1), "UNKNOWN_ENVIRONMENT", "from 0 to 0, as many as the hello"),
         (recording(agent=1), "UNKNOWN_AGENT", "agent 0 alone"),
         (recording(infos=[1] * 5), "WRONG_SHAPE", "5 infos for 5 steps, and the hello has 0 info"),
         (recording(starts=False), "OUT_OF_ORDER", "is in no episode"),

@@ -133,10 +133,11 @@ FINAL = {"final_rows": [0], "final_observations": steps_of(1, NAN).agents[0].obs
     [
         ({"steps": steps_of(2, NAN)}, "NOT_FINITE", "environment 0: the observation is NaN"),
         ({"steps": steps_of(2, rewards=[float("inf")])}, "NOT_FINITE", "reward of environment 0"),
-        ({"steps": bad_tensor(shape=[1, 4])}, "WRONG_SHAPE", "send dtype 11 (float32) and shape"),
-        ({"steps": bad_tensor(dtype=12)}, "WRONG_SHAPE", "dtype 12"),
+        ({"steps": bad_tensor(shape=[1, 4])}, "WRONG_SHAPE", "send DTYPE_FLOAT32 and shape"),
+        ({"steps": bad_tensor(dtype=12)}, "WRONG_SHAPE", "root: DTYPE_FLOAT64"),
+        ({"steps": bad_tensor(dtype=99)}, "WRONG_SHAPE", "root: dtype 99 and shape"),
         ({"steps": bad_tensor(data=b"1234")}, "WRONG_SHAPE", "4 bytes"),
-        ({"steps": bad_tensor(path=["x"])}, "WRONG_SHAPE", "unknown"),
+        ({"steps": bad_tensor(path=["x"])}, "WRONG_SHAPE", "at 'x': send one for each of the root"),
         ({"steps": without_observation()}, "WRONG_SHAPE", "0 arrays of observations"),
         ({"steps": steps_of(2, rewards=[1, 2])}, "WRONG_SHAPE", "2 rewards for 1 rows"),
         ({"steps": steps_of(2, terminated=[True, True])}, "WRONG_SHAPE", "2 terminated"),
@@ -146,6 +147,7 @@ FINAL = {"final_rows": [0], "final_observations": steps_of(1, NAN).agents[0].obs
         ({"steps": steps_of(2, agent=1)}, "UNKNOWN_AGENT", "agent 0 alone"),
         ({"steps": pb.StepBatch(seq=2)}, "UNKNOWN_AGENT", "agent 0 alone"),
         ({"steps": steps_of(7)}, "OUT_OF_ORDER", "seq 7, but 2 comes next"),
+        ({"steps": steps_of(1, rewards=[2])}, "OUT_OF_ORDER", "another one came as 1 before"),
         ({"steps": steps_of(2, truncated=[True])}, "NO_FINAL_OBSERVATION", "row 0 was truncated"),
         ({"steps": steps_of(2, truncated=[True], **FINAL)}, "NOT_FINITE", "environment 0"),
         ({"steps": steps_of(2, paused=[True])}, "OUT_OF_ORDER", "no episode ended"),
@@ -275,10 +277,11 @@ def test_who_does_not_read_answers_is_let_go_of_before_they_pile_up(
         world.ask(1 << 20)
         with RawSimulator(world.address) as simulator:
             simulator.greet(environments=8000)
-            answer = simulator.step(steps_of(1, np.zeros((8000, 3))))
-            assert answer.ByteSize() > 64000
+            batch = pb.FromSimulator(steps=steps_of(1, np.zeros((8000, 3)))).SerializeToString()
+            simulator.send_bytes(batch)
+            assert simulator.hear().ByteSize() > 64000
             for _ in range(1000):
-                simulator.send(steps=pb.StepBatch(seq=1))
+                simulator.send_bytes(batch)
             (session,) = world._server.manager.sessions.by_id.values()
             world.changes.wait_for(lambda: session.stream is None)
             with pytest.raises(grpc.RpcError) as ended:

@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 #: Directory within a run's directory.
 VIDEOS: Final = "videos"
 
-#: Why a gateway has played no episode.
-_NO_SIMULATOR: Final = "no simulator was connected that lets its gateway act"
-
 #: An evaluation episode may take _MORE_STEPS times as many steps as the longest training episode,
 #: which counts as at least _FEW_STEPS.
 _MORE_STEPS, _FEW_STEPS = 10, 1000
@@ -209,7 +206,7 @@ class PeriodicEvaluations:
         del playing.waits_for[worker]
         if not done.episode_returns and not self._no_episode_was_reported:
             self._no_episode_was_reported = True
-            text = f"{worker.worker_id} has played no episode of an evaluation: {_NO_SIMULATOR}"
+            text = f"{worker.worker_id} has played no episode of an evaluation: {done.why_fewer}"
             self._progress.message(text, "warning")
         playing.add(command, done)
         if not playing.waits_for:
@@ -397,7 +394,7 @@ class Confirmation:
             return False  # an abandoned candidate
         candidate.player = None
         if not evaluation.episode_returns:
-            self.impossible(_NO_SIMULATOR)
+            self.impossible(evaluation.why_fewer)
             return False
         # An evaluator stops early if the goal is out of reach.
         episodes = len(evaluation.episode_returns)
@@ -405,11 +402,11 @@ class Confirmation:
             evaluation.episode_returns, from_messages(evaluation.agent_returns)
         )
         is_reached = self._goals.reached(played)
-        # It also ends early if simulators leave: then the proof is incomplete.
+        # A gateway also gives up, without simulators: then the proof is incomplete.
         if is_reached and episodes < command.episodes:
             self._progress.message(
                 f"not confirmed: update {candidate.cut.update} played {episodes} of "
-                f"{command.episodes} episodes, because its simulators left; training continues"
+                f"{command.episodes} episodes: {evaluation.why_fewer}; training continues"
             )
             self.give_up()
             return False

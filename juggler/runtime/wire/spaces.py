@@ -115,7 +115,8 @@ def _write(space: Space[Any]) -> pb.Space:
 def _read(message: pb.Space) -> Space[Any]:
     kind = message.WhichOneof("kind")
     if kind is None:
-        raise WireError("a space has no kind, or a kind that this version does not know")
+        text = "a space has no kind, or none that this version knows"
+        raise WireError(f"{text}: set one, such as box or discrete")
     return _READERS[kind](getattr(message, kind))
 
 
@@ -225,7 +226,10 @@ def _read_multi_discrete(multi: pb.MultiDiscreteSpace) -> spaces.MultiDiscrete[A
     shape, nvec = tuple(multi.shape), list(multi.nvec)
     start = list(multi.start) or [0] * len(nvec)
     if not len(nvec) == len(start) == math.prod(shape):
-        raise WireError(f"a MultiDiscrete space of shape {shape} has {len(nvec)} counts")
+        raise WireError(
+            f"a MultiDiscrete space of shape {shape} has {len(nvec)} counts in nvec and "
+            f"{len(start)} in start: give one for each number of its shape"
+        )
     if min(nvec, default=1) <= 0:
         raise WireError("a MultiDiscrete space has a count that is not positive")
     ends = [first + n - 1 for first, n in zip(start, nvec, strict=True)]

@@ -550,13 +550,15 @@ class Evaluate(_message.Message):
     def __init__(self, episodes: _Optional[int] = ..., seed: _Optional[int] = ..., connector_state: _Optional[bytes] = ..., checkpoint: _Optional[str] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., most_steps: _Optional[int] = ..., goal: _Optional[_Union[Evaluate.Goal, _Mapping]] = ..., video: _Optional[str] = ...) -> None: ...
 
 class Evaluation(_message.Message):
-    __slots__ = ("version", "episode_returns", "episode_lengths", "agent_returns")
+    __slots__ = ("version", "episode_returns", "episode_lengths", "agent_returns", "why_fewer")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EPISODE_RETURNS_FIELD_NUMBER: _ClassVar[int]
     EPISODE_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     AGENT_RETURNS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FEWER_FIELD_NUMBER: _ClassVar[int]
     version: WeightsVersion
     episode_returns: _containers.RepeatedScalarFieldContainer[float]
     episode_lengths: _containers.RepeatedScalarFieldContainer[int]
     agent_returns: _containers.RepeatedCompositeFieldContainer[AgentReturns]
-    def __init__(self, version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., agent_returns: _Optional[_Iterable[_Union[AgentReturns, _Mapping]]] = ...) -> None: ...
+    why_fewer: str
+    def __init__(self, version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., episode_returns: _Optional[_Iterable[float]] = ..., episode_lengths: _Optional[_Iterable[int]] = ..., agent_returns: _Optional[_Iterable[_Union[AgentReturns, _Mapping]]] = ..., why_fewer: _Optional[str] = ...) -> None: ...
