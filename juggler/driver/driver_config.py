@@ -99,7 +99,8 @@ class DriverConfig:
 
     checkpoint_updates: int = 1000
     """Updates between checkpoints of a synchronous run. All environments are reset there, so that a
-    resumed run gives the same numbers."""
+    run resumed from it gives the same numbers. A run that is stopped in between resets them there,
+    too, and then differs from one without a stop."""
 
     keep_checkpoints: int = 3
     """Number of newest checkpoints to keep."""

@@ -217,6 +217,8 @@ def _comparable(space: object, flat: Mapping[str, Any]) -> dict[str, str | list[
     for key in _STOPS:
         if key in plain:
             raise ConfigError(f"--space {key}: trials are compared at equal lengths; leave it out")
+    if "run_dir" in plain:
+        raise ConfigError("--space run_dir: each trial has its own in the sweep's; leave it out")
     return plain
 
 

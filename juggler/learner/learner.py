@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, Literal, TypeAlias, Unpack, overload
 
@@ -87,6 +87,9 @@ class Learner:
         pipeline: LearnerPipeline | None = None,
         updates_in_flight: int = 2,
     ) -> None:
+        if isinstance(core, type) or not hasattr(core, "data_source"):
+            found = core if isinstance(core, type) else type(core)
+            raise TypeError(f"give a core, such as Impala(make_module, config), not {found}")
         self._in_flight = UpdatesInFlight(updates_in_flight)
         self.core = core
         self.config = core.config
@@ -231,28 +234,16 @@ class Learner:
 
     @overload
     def update_from_episodes(
-        self,
-        episodes: Episodes,
-        *,
-        async_update: Literal[False] = False,
-        **passes: Unpack[Passes],
+        self, episodes: Episodes, *, async_update: Literal[False] = False, **passes: Unpack[Passes]
     ) -> Metrics: ...
 
     @overload
     def update_from_episodes(
-        self,
-        episodes: Episodes,
-        *,
-        async_update: Literal[True],
-        **passes: Unpack[Passes],
+        self, episodes: Episodes, *, async_update: Literal[True], **passes: Unpack[Passes]
     ) -> Future[Metrics]: ...
 
     def update_from_episodes(
-        self,
-        episodes: Episodes,
-        *,
-        async_update: bool = False,
-        **passes: Unpack[Passes],
+        self, episodes: Episodes, *, async_update: bool = False, **passes: Unpack[Passes]
     ) -> Metrics | Future[Metrics]:
         """Make one update on episodes from EnvRunners.
 
@@ -559,16 +550,17 @@ class Handle(Future[Metrics]):
     was_read = False
 
     def result(self, timeout: float | None = None) -> Metrics:
-        try:
-            return super().result(timeout)
-        finally:
-            self.was_read = self.done()
+        self._read(timeout)
+        return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        try:
-            return super().exception(timeout)
-        finally:
-            self.was_read = self.done()
+        self._read(timeout)
+        return super().exception()
+
+    def _read(self, timeout: float | None) -> None:
+        if wait([self], timeout).not_done:
+            raise TimeoutError(f"the update is unfinished after {timeout} s")
+        self.was_read = True
 
 
 class UpdatesInFlight:
@@ -598,6 +590,7 @@ class UpdatesInFlight:
         self._places.acquire()
         self._begun = True
         handle = Handle()
+        handle.set_running_or_notify_cancel()  # a cancelled future accepts no result
         self._executor.submit(self._make, handle, partial(update, *arguments, **passes))
         return handle
 

@@ -32,6 +32,13 @@ def listed(names: Collection[str], joined: Callable[[Iterable[str]], str] = all_
     return joined([*shown, f"{more} more"] if more else shown)
 
 
+def difference(given: Iterable[str], expected: Iterable[str]) -> str:
+    """Describe names by what they lack, and what they have besides."""
+    lacking, others = sorted({*expected} - {*given}), sorted({*given} - {*expected})
+    parts = ("without", lacking), ("with", others)
+    return all_of(f"{word} {listed(names)}" for word, names in parts if names)
+
+
 def _joined(words: Iterable[str], last_but: str) -> str:
     *others, last = [*words] or [""]
     return f"{', '.join(others)} {last_but} {last}" if others else last

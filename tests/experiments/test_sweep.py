@@ -422,6 +422,12 @@ def test_the_metrics_of_ones_own_algorithm_and_of_its_optimizers_are_let_through
     must_be_a_metric("modules/default/lr_value", RunConfig.from_flat({"optimizers": optimizers}))
 
 
+@pytest.mark.parametrize("key", ["run_dir", "stop_steps"])
+def test_what_a_sweep_gives_each_trial_cannot_vary(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"--space {key}: .*; leave it out"):
+        juggler.sweep("cartpole", space={key: ["a", "b"]}, stop_steps=100)
+
+
 def test_what_evaluations_have_needs_evaluations() -> None:
     name, keys = "by_agent/agent_0/evaluation_return_mean", {"env": "pettingzoo:x"}
     for metric in (name, "evaluation_return_mean"):

@@ -24,7 +24,7 @@ from juggler.learner.optim.config import Scheduled
 from juggler.runtime.annotations import signature, typed_by
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.pipelines import build_env_to_module
-from juggler.runtime.near_matches import closest
+from juggler.runtime.near_matches import closest, difference
 from juggler.runtime.user_tracebacks import traceback_of
 from juggler.runtime.wire.structures import space_leaves, tree_map
 from juggler.runtime.wrong_value import expected, shown
@@ -49,6 +49,19 @@ def test_the_closest_name_is_one_that_was_probably_meant(
     given: object, known: list[str], meant: str | None
 ) -> None:
     assert closest(given, known) == meant
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("ab", ""),
+        ("a", "without 'b'"),
+        ("abcd", "with 'c' and 'd'"),
+        ("ac", "without 'b' and with 'c'"),
+    ],
+)
+def test_names_that_differ_are_told_by_the_side_that_has_them(given: str, words: str) -> None:
+    assert difference(given, "ab") == words
 
 
 # Values of keys in words, as errors about them say.

@@ -123,10 +123,11 @@ class GradientCore(LearnerCore[TrainState], ABC):
                     f"of its own. Put juggler.{around}(core, ...) around it"
                 )
         self.config = config
-        if not callable(make_module):  # older scripts passed functions by module id
+        # Older scripts passed functions by module id. A module is callable, too.
+        if not callable(make_module) or isinstance(make_module, RLModule):
             raise TypeError(
-                f"{type(self).__name__}: give one function that makes one module, not "
-                f"{make_module!r}; a core trains one module"
+                f"{type(self).__name__}: give one function that makes one module, not a "
+                f"{type(make_module).__name__}; a core trains one module"
             )
         # Only the structure is used: each state has its own parameters.
         self._make_module = make_module
@@ -268,6 +269,8 @@ class GradientCore(LearnerCore[TrainState], ABC):
             # A tensor may have several names, and then has one value.
             own = self.flat.names[name]
             tensor = _tensor_of(name, array, tensors[own])  # [...]
+            if tensor.isnan().any():
+                raise StateMismatch(f"weights {name!r} have NaN")
             if not torch.equal(found.setdefault(own, tensor), tensor):
                 raise StateMismatch(f"weights {name!r} and {own!r} are one, and have two values")
         if whole and (missing := [name for name in tensors if name not in found]):
@@ -352,6 +355,9 @@ class GradientCore(LearnerCore[TrainState], ABC):
         else:
             before = {"state": state}
             found = self._traces(self._stepped, inputs, self._basis(), before=before)
+        if taken := aux.metrics.keys() & found["metrics"].keys():
+            where, name = f"{type(self).__name__}.loss", min(taken)
+            raise ValueError(f"{where}: the optimizer has a metric {name!r}; choose another name")
         return StepOutput(found["state"], {**aux.metrics, **found["metrics"]}, aux.priorities)
 
     def in_parts(self, minibatches: int | None, epochs: int | None) -> Self:

@@ -30,7 +30,7 @@ from juggler.learner.data.sources import CircularBuffer, DataSource, Queue
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.distributions.base import Constants
 from juggler.runtime.near_matches import nearest
-from juggler.runtime.wire.structures import tree_map
+from juggler.runtime.wire.structures import tree_leaves, tree_map
 from juggler.runtime.wire.trees import Tree
 
 T = TypeVar("T")
@@ -162,6 +162,8 @@ class Population(LearnerCore[TrainState]):
         def of_member(state: TrainState, values: dict[str, Tensor], inputs: Any) -> Any:
             return function(_member(self._core, values), state, inputs)
 
+        if dim == 0 and any(x.shape[:1] != (self.size,) for _, x in tree_leaves(inputs)):
+            raise ValueError(f"own_samples: give juggler.stacked(...) of {self.size} samples")
         try:
             values = self._values_on(state["steps"].device)
             return torch.func.vmap(of_member, (0, 0, dim))(state, values, inputs)
@@ -184,6 +186,8 @@ def stacked(samples: Sequence[Columns]) -> Columns:
     Raises:
         ValueError: the samples differ in their shapes.
     """
+    if len({each[c.REWARDS].shape for each in samples}) != 1:
+        raise ValueError("samples must have the same number of rows and steps, and be at least one")
     most = max(len(each[c.FINAL_ROWS]) for each in samples)
     return _stacked([without_segments(padded_truncations(each, most)) for each in samples])
 
@@ -223,10 +227,10 @@ def _must_be_mappable(core: LearnerCore[Any], own_samples: bool) -> None:
     """Raise ValueError if torch.func.vmap cannot map one pass over all members."""
     if not isinstance(core, GradientCore):
         raise ValueError(
-            f"{core.name} ({type(core).__name__}) cannot be in a population: it is not a "
-            "GradientCore. Give the population the algorithm alone. A core around another one "
-            "goes around the population, if it can be around any core; Rnd and Discriminator "
-            "cannot"
+            f"{getattr(core, 'name', core)} ({type(core).__name__}) cannot be in a population: it "
+            "is not a GradientCore. Give the population the algorithm alone. A core around "
+            "another one goes around the population, if it can be around any core; Rnd and "
+            "Discriminator cannot"
         )
     if core.config.compile:
         raise ValueError("compile = true: nothing is compiled under vmap; set it to false")

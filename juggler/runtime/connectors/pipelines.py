@@ -34,7 +34,7 @@ from juggler.runtime.connectors.leaves import LeafFunctions, acted_dtype, in_dty
 from juggler.runtime.connectors.mergeable_state import State
 from juggler.runtime.modules import columns as c
 from juggler.runtime.modules.import_by_name import found
-from juggler.runtime.near_matches import one_of
+from juggler.runtime.near_matches import difference, one_of
 from juggler.runtime.wire.errors import UnsupportedSpace
 from juggler.runtime.wire.structures import from_tree, space_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
@@ -136,11 +136,9 @@ class EnvToModule:
         Raises:
             ValueError: the state belongs to other connectors.
         """
-        if odd := state.keys() ^ self._mergeable.keys():
-            raise ValueError(
-                f"this state is of other connectors: only one side has {sorted(odd)}; use "
-                "the run's first connectors"
-            )
+        if state.keys() != self._mergeable.keys():
+            odd = difference(state, self._mergeable)
+            raise ValueError(f"this state is of other connectors, {odd}: use the run's own ones")
         for name, connector in self._mergeable.items():
             connector.set_state(state[name])
 
@@ -326,8 +324,8 @@ class LearnerPipeline:
         Raises:
             ValueError: the states belong to other connectors.
         """
-        if odd := states.keys() ^ self.get_state().keys():
-            raise ValueError(f"states of other connectors: only one side has {sorted(odd)}")
+        if states.keys() != (own := self.get_state()).keys():
+            raise ValueError(f"states of other connectors, {difference(states, own)}")
         for name, state in states.items():
             self._connectors[name].set_state(state)
 

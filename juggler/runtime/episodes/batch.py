@@ -251,12 +251,15 @@ def _expect_like(
 ) -> None:
     """Check that a column holds observations with these leading dimensions."""
     arrays = _arrays(name, tree, leading)
+    of_steps = name.partition("_")[2]
     if odd := arrays.keys() ^ observations.keys():
         where = path_name(min(odd))
-        of_steps = name.partition("_")[2]
         raise WireError(f"only one of {of_steps!r} and {name!r} has an array at {where}")
     for path, array in arrays.items():
         like = observations[path]
+        if array.dtype != like.dtype:
+            column, of = path_name((name, *path)), path_name((of_steps, *path))
+            raise WireError(f"column {column} must be {like.dtype}, not {array.dtype}, as {of} are")
         _expect(name, array, like.dtype, (*leading, *like.shape[2:]), path)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS, STATES
 from juggler.runtime.modules.rl_module import RLModule
-from juggler.runtime.near_matches import closest
+from juggler.runtime.near_matches import closest, difference
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 
@@ -171,8 +171,8 @@ def load_weights(into: Mapping[str, Tensor], weights: Tree) -> None:
     """
     if not isinstance(weights, Mapping):
         raise ValueError("weights are one array, not arrays by name")
-    if odd := weights.keys() ^ into.keys():
-        raise ValueError(f"weights are of another module: only one side has {sorted(odd)}")
+    if weights.keys() != into.keys():
+        raise ValueError(f"weights are of another module, {difference(weights, into)}")
     for name, mine in into.items():
         tensor = _tensor(weights[name])  # [...]
         if tensor.shape != mine.shape:

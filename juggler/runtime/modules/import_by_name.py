@@ -75,7 +75,7 @@ def found(name: str, what: str) -> Callable[..., Any]:
     # The Python module exists, so the nearest of its names is probably meant.
     called = getattr(imported, attribute, None)
     if called is None:
-        near = closest(attribute, vars(imported))
+        near = closest(attribute, (each for each, x in vars(imported).items() if callable(x)))
         hint = f": did you mean {near!r}?" if near else ""
         raise ValueError(
             f"{what} {name!r}: the Python module {package!r} has no {attribute!r}{hint}"

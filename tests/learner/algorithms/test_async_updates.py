@@ -81,7 +81,8 @@ def test_only_so_many_are_in_flight_and_the_next_one_waits(make_batch: MakeBatch
     for begun in (learner.begun, came, came):
         assert begun.acquire(timeout=60)
     assert not learner._in_flight._places.acquire(blocking=False), "there is no place for a third"
-    with pytest.raises(TimeoutError):
+    assert not handles[0].cancel()
+    with pytest.raises(TimeoutError, match=r"unfinished after 0.01 s"):
         handles[0].result(timeout=0.01)
     learner.go_on.release(3)
     asking.join(timeout=60)

@@ -60,10 +60,18 @@ def test_parameters_that_a_network_has_twice_are_one() -> None:
     assert not torch.equal(after["trained"], own["trained"])
 
 
-def test_a_core_that_is_given_functions_by_module_id_says_what_it_takes() -> None:
-    functions: Any = {"default": lambda: None}
+@pytest.mark.parametrize("given", [{"default": lambda: None}, MODULE()])
+def test_a_core_that_is_given_no_function_says_what_it_takes(given: Any) -> None:
     with pytest.raises(TypeError, match="Impala: give one function that"):
-        juggler.Impala(functions, juggler.ImpalaConfig())
+        juggler.Impala(given, juggler.ImpalaConfig())
+
+
+@pytest.mark.parametrize("given", [juggler.Impala, MODULE, MODULE()])
+def test_a_learner_or_population_of_what_is_no_core_says_what_it_takes(given: Any) -> None:
+    with pytest.raises(TypeError, match="give a core, such as"):
+        juggler.Learner(given)
+    with pytest.raises(ValueError, match="cannot be in a population: it is not a GradientCore"):
+        Population(given, size=2)
 
 
 # A core of a user's own says which parameters an optimizer step changes.
@@ -161,6 +169,12 @@ def test_what_is_no_loss_is_named_with_what_to_return_instead(
     core = mine(change)
     with pytest.raises(ValueError, match=f"^Mine.loss returned .*{said}"):
         core.grads(core.init(0), SAMPLE)
+
+
+def test_a_metric_with_the_name_of_the_optimizers_is_not_replaced_by_it() -> None:
+    core = mine(lambda loss: loss._replace(metrics={"lr": loss.total.detach()}))
+    with pytest.raises(ValueError, match="the optimizer has a metric 'lr'; choose"):
+        core.step(core.init(0), SAMPLE)
 
 
 def test_a_loss_that_is_one_is_learned_from_and_so_is_that_of_a_population() -> None:

@@ -108,6 +108,12 @@ def test_members_may_learn_from_samples_of_their_own(make_batch: MakeBatch) -> N
         assert_close(population.member(output.state, index), alone.state)
     parameters = output.state["parameters"]  # [3, P]
     assert len(parameters.unique(dim=0)) == 3
+    for others in (samples[0], stacked(samples[:2])):
+        with pytest.raises(ValueError, match=r"give juggler.stacked\(...\) of 3 samples"):
+            population.step(population.init(seed=0), others)
+    for differing in ([], [samples[0], {**samples[1], "rewards": samples[1]["rewards"][:2]}]):
+        with pytest.raises(ValueError, match="must have the same number of rows and steps"):
+            stacked(differing)
 
 
 def test_a_member_whose_gradient_is_not_finite_is_skipped_alone(make_batch: MakeBatch) -> None:

@@ -113,6 +113,7 @@ def test_what_is_sent_in_bfloat16_will_do_too() -> None:
         ({"encoder.0.bias": np.zeros(9, np.float32)}, r"have shape \(9,\); expected \(8,\)"),
         ({"encoder.0.bias": np.zeros(8)}, "are torch.float64; expected torch.float32"),
         ({"encoder.0.bias": {}}, "'encoder.0.bias' are a dict, not an array"),
+        ({"encoder.0.bias": np.full(8, np.nan, np.float32)}, "'encoder.0.bias' have NaN"),
         ({"encoder.0.bias": None}, "weights are missing for 'encoder.0.bias'"),
     ],
 )

@@ -86,7 +86,8 @@ def test_a_column_of_the_wrong_dtype_is_named(name: str) -> None:
 
 def test_bootstrap_observations_must_have_the_dtype_of_observations() -> None:
     wide = columns()["observations"].astype(np.float64)
-    assert "'last_observations' must be float64, not float32" in _refusal(observations=wide)
+    said = "'last_observations' must be float64, not float32, as 'observations' are"
+    assert said in _refusal(observations=wide)
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - MEASURES.keys() - {"states"}))

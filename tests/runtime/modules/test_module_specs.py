@@ -128,6 +128,7 @@ def test_a_distribution_is_handed_to_the_module() -> None:
         ("parts/mine.py:Mine", "write 'mine:Mine', with 'parts'"),
         ("my_modules_for_test:Yours", "has no 'Yours'"),
         ("my_modules_for_test:Mien", "has no 'Mien': did you mean 'Mine'"),
+        ("my_modules_for_test:numbr", "has no 'numbr'$"),
         ("my_modules_for_test:number", "is of type int: it cannot be called"),
         ("my_modules_for_test", "named as 'package.module:Class'"),
         (":Mine", "named as"),

@@ -265,6 +265,7 @@ def test_what_is_as_its_spec_says_passes(value: object, spec: Spec) -> None:
         ({"x": 1}, {"a": TensorSpec("b, d", d=4)}, "it must have 'a', a tensor"),
         ({"a": "one"}, {"a": Maybe(int)}, "'a' in it must be of type int"),
         ({"c": 1}, AnyOf({"a": TensorSpec("b"), "b": int}), "it must have 'a', a tensor [b] or"),
+        (3, AnyOf({"a": int, "b": int}), "it must be a map with 'a' or 'b', but is of type int"),
         ({"a": "one", "b": 1}, AnyOf({"a": int, "b": int}), "'a' in it must be of type int"),
         ({"a": 1}, [{"a": int}, "b"], "it must have 'b'; it has 'a'"),
     ],
