@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from support.changes import newer_threads_end
+from support.changes import HeldLoop, newer_threads_end
 
 # As `make test` has it: threads of several processes that wait for each other on a few cores can
 # take minutes for a moment's work. Before torch is imported, and for all that tests start.
@@ -110,6 +110,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
         patch.setattr(BaseProcess, "start", _noted(BaseProcess.start))
         patch.setattr(os, "posix_spawn", _noted(os.posix_spawn))
         patch.setattr(time, "sleep", _noted_sleep)
+        if (hub := sys.modules.get("juggler.runtime.actors.hub")) is not None:
+            patch.setattr(hub, "new_event_loop", HeldLoop)
     _started.clear()
     _slept.clear()
     return (yield)

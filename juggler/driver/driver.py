@@ -298,7 +298,7 @@ class Driver:
         # One mailbox keeps the order of all events.
         self._mailbox: Mailbox[Event] = Mailbox()
         self._monitoring = MonitoringServices(how.monitoring, token, self._mailbox.put)
-        self._hub = Hub(self._hub_settings(token), self._mailbox)
+        self._hub = self._make_hub(token)
         self._local = LocalWorkers(self._mailbox, self._run_id, token, how.own_code)
         newest = resume.path if resume else None
         self._parts = parts = RunParts(
@@ -321,20 +321,22 @@ class Driver:
         self._loop = Loop(parts, WorkerEvents(parts), self._mailbox, periodic, status)
         self._ending = Shutdown(parts, self._loop, periodic, directory)
 
-    def _hub_settings(self, token: str) -> HubSettings:
+    def _make_hub(self, token: str) -> Hub:
         driver, listen = self._config.driver, self._listen
         most_learners = driver.most_learners(dialled=listen is not None)
-        return HubSettings(
+        settings = HubSettings(
             run_id=self._run_id,
             roles=(ENVRUNNER, LEARNER, EVALUATOR),
             token=token,
             tls=listen.tls if listen else None,
             hang_seconds=driver.hang_seconds,
-            # In a group, all learners wait for one that hangs.
-            silence_of={LEARNER: PEER_SILENCE_SECONDS} if most_learners > 1 else {},
             most_of={LEARNER: most_learners} if listen else {},
             services=self._monitoring.services,
         )
+        hub = Hub(settings, self._mailbox)
+        if most_learners > 1:  # in a group, all learners wait for one that hangs
+            hub.lose_after(LEARNER, PEER_SILENCE_SECONDS)
+        return hub
 
     def run(self) -> dict[str, Any]:
         """Train until a stop condition, an interrupt or a failure."""

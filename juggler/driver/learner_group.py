@@ -14,6 +14,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, Self, TypeVar, Unpack, cast, overload
 
@@ -121,13 +122,24 @@ class UpdateHandle(dict[str, Future[ModuleUpdate]]):
 
 
 class Request(Future[Any]):
-    """Result of commands that a process carries out in order."""
+    """Result of commands that a process carries out in order.
+
+    Attributes:
+        rebuilds: the process must end if this fails.
+    """
 
     def __init__(self, what: str, read: Callable[[any_pb2.Any], Any]) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()  # a cancelled future accepts no result
         self._what = what  # prefix of error messages
         self._read = read  # called with each reply to the last command; the last returns the result
+        self.rebuilds = False
+
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        """Have a function called, in its own thread, once this is done."""
+        # A reply resolves this in the hub's thread, under the group's lock. There, a call of the
+        # group would wait forever for the next reply.
+        super().add_done_callback(lambda done: Thread(target=fn, args=(done,), daemon=True).start())
 
     def answer(self, reply: attach_pb2.Reply) -> None:
         """Take a reply."""
@@ -448,7 +460,7 @@ class LearnerGroup:
         command = training_pb2.Snapshot(module_id=module.module_id, weights=weights)
         return self._request(module, "state", [command], read)
 
-    def _restore(self, module: Module, state: ModuleState, weights: bool = False) -> Future[bool]:
+    def _restore(self, module: Module, state: ModuleState, weights: bool = False) -> Request:
         """Have a module continue from a state, or from these weights."""
         parts = restores(module.module_id, *state, training_pb2.Restore(weights=weights))
         return self._request(module, "restore", parts, bool)
@@ -554,7 +566,7 @@ class LearnerGroup:
             self._modules[command.module_id] = module
             return module
 
-    def _build(self, module: Module) -> Future[None]:
+    def _build(self, module: Module) -> Request:
         """Have a module built, once there is a process."""
         shard, before = module.shard, module.shard.lost
         with self._changed:
@@ -593,7 +605,7 @@ class LearnerGroup:
         what: str,
         commands: Iterable[Message],
         read: Callable[[any_pb2.Any], Any],
-    ) -> Future[Any]:
+    ) -> Request:
         """Send commands to a module's process, under the lock; see `Request`."""
         request, shard = Request(f"{what} of {module.module_id!r}", read), module.shard
         if module.removed:  # another thread may have added another one with this id
@@ -637,12 +649,10 @@ class LearnerGroup:
                 request.answer(event.reply)
                 if event.reply.last:
                     del shard.requests[event.reply.id]
+                    if request.rebuilds and (error := request.exception()):
+                        self._left(shard, WorkerLeft(event.worker, str(error)))
         elif isinstance(event, WorkerLeft):
-            shard.worker = None
-            shard.last_words = text_of(event.failure) if event.failure else event.reason
-            # It may hang, and its successor needs the place.
-            after = 5.0 if event.farewell else 0.0
-            self._local.supervisor.kill(worker_id, event.worker.pid, after)
+            self._left(shard, event)
 
     def _joined(self, shard: Shard, worker: Worker) -> None:
         """Set up a process, and rebuild the modules of its predecessor."""
@@ -651,10 +661,6 @@ class LearnerGroup:
             # The process would wait for this batch forever.
             if reason == "learner_lost":
                 self._handle(WorkerLeft(worker, explanation))
-
-        def rebuilt(done: Future[Any]) -> None:
-            if error := done.exception():
-                self._handle(WorkerLeft(worker, str(error)))
 
         # Its predecessor may have attached after its end was told.
         self._end(shard, shard.lost)
@@ -670,9 +676,17 @@ class LearnerGroup:
         self._hub.send(worker, 0, training_pb2.Setup(config=to_json(setup)))
         for module in self._modules.values():
             if module.shard is shard and module.worker is not None:
-                self._build(module).add_done_callback(rebuilt)
+                self._build(module).rebuilds = True
                 if module.kept is not None:
-                    self._restore(module, module.kept).add_done_callback(rebuilt)
+                    self._restore(module, module.kept).rebuilds = True
+
+    def _left(self, shard: Shard, left: WorkerLeft) -> None:
+        """Kill a process that has left, or cannot be used."""
+        shard.worker = None
+        shard.last_words = text_of(left.failure) if left.failure else left.reason
+        # It may hang, and its successor needs the place.
+        after = 5.0 if left.farewell else 0.0
+        self._local.supervisor.kill(left.worker.worker_id, left.worker.pid, after)
 
     def _exited(self, shard: Shard, exited: Exited) -> None:
         """Describe what is lost with a process."""
@@ -699,7 +713,10 @@ class LearnerGroup:
     # -- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for all requests, and end the processes."""
+        """Wait for all requests, and end the processes.
+
+        Ctrl-C ends the wait; a second one kills the processes at once.
+        """
         try:
             with self._changed:
                 self._changed.wait_for(lambda: not any(each.requests for each in self._shards))

@@ -16,7 +16,6 @@ from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.streams.host_weights import Meeting
 from juggler.runtime.streams.shared_directory import (
     SHARED_DIR_VARIABLE,
-    is_there,
     learner_socket,
     path_in_shared_directory,
 )
@@ -146,12 +145,12 @@ class LearnerStreams:
             self._shares_nothing(f"shares no memory: {error}")
             return ""
         # A learner on another host has no socket in this directory.
-        if not found or is_there(found):
+        path = path_in_shared_directory(found)
+        if not found or os.path.lexists(path):
             return found
-        directory = os.path.dirname(path_in_shared_directory(found))
         self._shares_nothing(
-            f"shares no memory with learners that have no socket in {directory}: they are on other "
-            f"hosts, or {SHARED_DIR_VARIABLE} is not set there"
+            f"shares no memory with learners that have no socket in {os.path.dirname(path)}: they "
+            f"are on other hosts, or {SHARED_DIR_VARIABLE} is not set there"
         )
         return ""
 

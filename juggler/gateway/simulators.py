@@ -69,7 +69,7 @@ class Simulators:
     ) -> None:
         self._deadline, self._report, self._failed = deadline, report, failed
         self._logs = logs
-        self._supervisor = Supervisor(self)
+        self._supervisor = Supervisor(self._ended)
         self._looked_at = time.monotonic()
         self._copies: dict[str, _Copy] = {}  # by the address that only this copy dials
         self._used: set[str] = set()  # ids of sessions that have sent steps
@@ -132,7 +132,7 @@ class Simulators:
                 self._supervisor.kill(copy.name, pid)
         return ended
 
-    def put(self, exited: Exited) -> None:
+    def _ended(self, exited: Exited) -> None:
         """Report the end of a process, in the supervisor's thread."""
         if self._closing:
             return

@@ -152,7 +152,7 @@ class SshRun(EngineRun):
         self._there = f'"$HOME"/.juggler/{shlex.quote(launch.tag)}'  # on other hosts
         self._logs = launch.directory / "logs"
         self._exits: SimpleQueue[Exited] = SimpleQueue()
-        self._workers = Supervisor(self._exits)
+        self._workers = Supervisor(self._exits.put)
         self._kept: dict[str, dict[int, Host]] = {role: {} for role in ROLES}  # by number
         # By name, role and number of workers beyond the wanted number
         self._leaving: dict[str, tuple[str, int]] = {}

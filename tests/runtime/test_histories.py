@@ -68,7 +68,7 @@ def _watch_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     async def watch(self: Any) -> None:
         while True:
             await asyncio.sleep(self._settings.heartbeat_seconds)
-            now = hub.time.monotonic()
+            now = self._loop.time()
             for connection in list(self._connections.values()):
                 if now - connection.last_seen > self._settings.silence_seconds:
                     connection.over, connection.unresponsive = "no heartbeat", True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -62,16 +63,56 @@ def newer_threads_end(before: set[threading.Thread]) -> None:
 
 
 class SkippedTime:
-    """Replaces a module's `time`: sleeping only moves the clock."""
+    """Replaces a module's `time`: sleeping only moves the clock.
 
-    def __init__(self) -> None:
-        self._skipped = 0.0
+    Args:
+        step: seconds by which each look at the clock moves it.
+    """
+
+    def __init__(self, step: float = 0.0) -> None:
+        self._skipped, self._step = 0.0, step
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
 
     def monotonic(self) -> float:
+        self._skipped += self._step
         return time.monotonic() + self._skipped
 
     def sleep(self, seconds: float) -> None:
         self._skipped += seconds
+
+
+class HeldLoop(asyncio.SelectorEventLoop):
+    """A hub's loop whose longer timers wait until a test lets time pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed = 0.0
+        self._held: list[asyncio.TimerHandle] = []
+
+    def time(self) -> float:
+        return super().time() + self._passed
+
+    def call_at(
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        if when - self.time() < 0.9:  # a grace of gRPC's
+            return super().call_at(when, callback, *args, context=context)
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._held.append(timer)
+        return timer
+
+    def let_pass(self, seconds: int) -> None:
+        """Let seconds pass, one by one; to be called in another thread."""
+
+        async def let_pass() -> None:
+            for _ in range(seconds):
+                self._passed += 1.0
+                now, held, self._held = self.time(), self._held, []
+                for timer in held:
+                    (self._ready if timer.when() <= now else self._held).append(timer)  # type: ignore[attr-defined]
+                for _ in range(9):  # tasks that they wake, one after the other
+                    await asyncio.sleep(0)
+
+        asyncio.run_coroutine_threadsafe(let_pass(), self).result(PATIENCE)

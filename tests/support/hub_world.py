@@ -12,6 +12,7 @@ from juggler.runtime.actors.attachment import Attachment, Contact
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox
 from juggler.runtime.actors.tls import Tls, read_tls
+from support.changes import HeldLoop
 
 
 class World:
@@ -26,7 +27,8 @@ class World:
 
     def start(self, **settings: Any) -> None:
         settings = {"run_id": "run", "roles": ("worker", "other"), **settings}
-        self.hub = Hub(HubSettings(**settings), self.events)
+        self.loop = HeldLoop()
+        self.hub = Hub(HubSettings(**settings), self.events, self.loop)
         _, self.tcp_address = self.hub.start([self.address, "127.0.0.1:0"])
 
     def attach(self, role: str = "worker", index: int = -1, **options: Any) -> Attachment:

@@ -217,7 +217,7 @@ def _read(connection: Connection, address: str, secret: tuple[str, ...]) -> None
         METADATA,
         "envrunner-0",
         Limits(),
-        retry_seconds=0.02,
+        retry_seconds=0.0,
         meeting=Meeting(*secret),
         alone=notes.append,
     )

@@ -42,7 +42,7 @@ class LocalWorkers:
     def __init__(self, events: Mailbox[Any], run_id: str, token: str, own_code: bytes) -> None:
         remove_abandoned()  # of a run whose driver was killed
         self._directory = HeldDirectory()
-        self.supervisor = Supervisor(events)  # keeps their processes running
+        self.supervisor = Supervisor(events.put)  # keeps their processes running
         self._run_id = run_id
         self._token = token
         self._own_code = own_code
@@ -155,12 +155,14 @@ class LocalWorkers:
         return f"the directory of this run's sockets in {self._directory.path.parent} was removed"
 
     def close(self, grace: float) -> None:
-        self.supervisor.close(grace)
-        if self._shares:
-            self._shares = False
-            release_forkserver()
-        remove_abandoned()  # of workers that were killed
-        self._directory.remove()
+        try:
+            self.supervisor.close(grace)
+        finally:
+            if self._shares:
+                self._shares = False
+                release_forkserver()
+            remove_abandoned()  # of workers that were killed
+            self._directory.remove()
 
     def _start(self, role: str, index: int, policy: RestartPolicy) -> None:
         if not self._shares:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Self
+from typing import Protocol, Self
 
 import grpc
 from google.protobuf import any_pb2
@@ -218,37 +218,14 @@ class Contact:
     log: WorkerLog | None = None
 
 
-class WorkerStream:
-    """The worker's end of its stream.
+class WorkerStream(Protocol):
+    """The worker's end of its stream."""
 
-    Attributes:
-        wake: checks for messages to send; any thread may call it.
-        close: ends the stream. Idempotent.
+    def wake(self) -> None:
+        """Check for messages to send; any thread may call it."""
 
-    Raises:
-        EndpointError: nothing answers at the driver's address.
-    """
-
-    def __init__(
-        self,
-        contact: Contact,
-        report: Callable[[str], None],
-        next_message: Callable[[], bytes | None],
-        received: Callable[[bytes], None],
-        ended: Callable[[CallEnd], None],
-    ) -> None:
-        address, tls = contact.address, contact.tls
-        metadata = bearer(contact.token) if contact.token else ()
-        channel = dial(address, tls)
-        try:
-            wait_until_ready(channel, address, "driver", contact.timeout, tls, report)
-        except EndpointError:
-            channel.close()
-            raise
-        stream = ClientStream(
-            channel, ATTACH_METHOD, metadata, next_message, received, ended, "attach-receive"
-        )
-        self.wake, self.close = stream.wake, channel.close
+    def close(self) -> None:
+        """End the stream. Idempotent."""
 
 
 #: Opens a stream, given a source of messages to send, and callbacks for received messages and for
@@ -256,6 +233,26 @@ class WorkerStream:
 Connect = Callable[
     [Callable[[], bytes | None], Callable[[bytes], None], Callable[[CallEnd], None]], WorkerStream
 ]
+
+
+def _dialed(
+    contact: Contact,
+    report: Callable[[str], None],
+    next_message: Callable[[], bytes | None],
+    received: Callable[[bytes], None],
+    ended: Callable[[CallEnd], None],
+) -> WorkerStream:
+    """Dial the driver and open a stream; raise EndpointError if nothing answers."""
+    channel = dial(contact.address, contact.tls)
+    try:
+        wait_until_ready(channel, contact.address, "driver", contact.timeout, contact.tls, report)
+    except EndpointError:
+        channel.close()
+        raise
+    metadata = bearer(contact.token) if contact.token else ()
+    return ClientStream(
+        channel, ATTACH_METHOD, metadata, next_message, received, ended, "attach-receive"
+    )
 
 
 class Attachment:
@@ -327,12 +324,12 @@ class Attachment:
         )
         # Queued before the stream opens, because a hello has to be the first message.
         self._outbox = deque([attach_pb2.FromWorker(hello=hello)])
-        connect = connect or partial(WorkerStream, contact, report)
+        connect = connect or partial(_dialed, contact, report)
         self._stream = connect(self._next_message, self._received, self._ended)
         try:
             self._stream.wake()
             self.welcome = self._handshake(contact.address)
-            threading.Thread(target=self._beat_or_end, name="attach-heartbeat", daemon=True).start()
+            threading.Thread(target=self._beat, name="attach-heartbeat", daemon=True).start()
         except AttachError:
             self.close()
             raise  # after other errors, such as a lack of threads, closing might hang
@@ -464,37 +461,37 @@ class Attachment:
             reason = f"{ENDED if in_order else DISMISSED}: {why.decode()}"
         self._inbox.put(Detached(reason))
 
-    def _beat_or_end(self) -> None:
+    def _beat(self) -> None:
+        """Send heartbeats until the end; an error ends this worker."""
+        interval = self.welcome.heartbeat_seconds or 1.0
+        due = time.monotonic()
         try:
-            self._beat()
+            while not self._over.is_set():
+                now = time.monotonic()
+                self._threads.add_suspension(max(0.0, now - due))  # if the heartbeat is late
+                due = now + interval
+                self.beat(2 * interval)
+                self._over.wait(interval)
         except BaseException as error:
             self._inbox.put(Detached.by(error))
 
-    def _beat(self) -> None:
-        interval = self.welcome.heartbeat_seconds or 1.0
-        due = time.monotonic()
-        while not self._over.is_set():
-            now = time.monotonic()
-            self._threads.add_suspension(max(0.0, now - due))  # if the heartbeat is late
-            due = now + interval
-            # The limit is a setting of the driver, so a worker only reports how long it is stuck.
-            stuck, thread = self._threads.longest()
-            heartbeat = attach_pb2.Heartbeat(
-                seconds_since_progress=stuck,
-                resident_bytes=resident_bytes(),
-                device_bytes=self.device_bytes(),
-                cpu_seconds=time.process_time(),
-            )
-            if stuck > 2 * interval:
-                self._report_where(heartbeat, thread)
-            self._send(attach_pb2.FromWorker(heartbeat=heartbeat))
-            self._over.wait(interval)
+    def beat(self, patience: float) -> None:
+        """Send a heartbeat.
 
-    def _report_where(self, heartbeat: attach_pb2.Heartbeat, thread: int) -> None:
-        frame = sys._current_frames().get(thread)
-        if frame is not None:
+        It says where a thread is that made no progress for more than `patience` seconds.
+        """
+        # The limit is a setting of the driver, so a worker only reports how long it is stuck.
+        stuck, thread = self._threads.longest()
+        heartbeat = attach_pb2.Heartbeat(
+            seconds_since_progress=stuck,
+            resident_bytes=resident_bytes(),
+            device_bytes=self.device_bytes(),
+            cpu_seconds=time.process_time(),
+        )
+        if stuck > patience and (frame := sys._current_frames().get(thread)) is not None:
             heartbeat.held_up_by = self.held_up_by(frame)
             heartbeat.stack = _fitting("".join(traceback.format_stack(frame)))
+        self._send(attach_pb2.FromWorker(heartbeat=heartbeat))
 
 
 def _unknown_policy(_: FrameType) -> str:

@@ -106,6 +106,7 @@ class ClientStream:
     ) -> None:
         self._next_message = next_message
         self._received, self._ended = received, ended
+        self.close = channel.close  # ends the call
         self._timed = channel if must_answer else None
         self._changed = threading.Condition()
         self._woken = self._over = False

@@ -221,15 +221,14 @@ def _why_not_bound(host: str, port: int) -> str:
     return f"cannot listen on {host}:{port}. Choose another address or port"
 
 
-def make_server(max_streams: int, on_one_connection: int = 16) -> grpc.Server:
+def make_server(max_streams: int) -> grpc.Server:
     """Make a server for data streams.
 
     Each open stream holds one thread, created when it is needed. A stream beyond `max_streams` is
     refused; a stream beyond the limit of its connection waits.
     """
     pool = futures.ThreadPoolExecutor(max_streams, thread_name_prefix="stream")
-    options = {**dict(SERVER_OPTIONS), "grpc.max_concurrent_streams": on_one_connection}
-    return grpc.server(pool, options=[*options.items()], maximum_concurrent_rpcs=max_streams)
+    return grpc.server(pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_streams)
 
 
 def dial(address: str, tls: Tls | None = None, *, one_thread: bool = False) -> grpc.Channel:

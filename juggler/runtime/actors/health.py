@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent import futures
+from functools import partial
 from typing import Any
 
 import grpc
@@ -125,7 +126,8 @@ class Health(_Statuses):
             services: their full names; all are ready at the same time.
         """
         self._services.update(services)
-        server.add_generic_rpc_handlers((_handlers(self._check, self._watch),))
+        check, watch = (partial(self._answer, watches=each) for each in (False, True))
+        server.add_generic_rpc_handlers((_handlers(check, watch),))
 
     def serve(self, address: str) -> None:
         """Serve on a separate server, for probes without TLS.
@@ -153,15 +155,10 @@ class Health(_Statuses):
         if self._server is not None:
             self._server.stop(grace=0)
 
-    def _check(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._strangers.visit(context.cancel):
-            for request in requests:
-                if (status := self._status(request)) == _Status.SERVICE_UNKNOWN:
-                    context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
-                yield _response(status)
-                return
-
-    def _watch(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _answer(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext, watches: bool
+    ) -> Iterator[bytes]:
+        """Answer with the status; to a watcher also with each change."""
         with self._strangers.visit(context.cancel):
             for request in requests:
                 context.add_callback(self._wake)
@@ -170,8 +167,12 @@ class Health(_Statuses):
                     with self._changed:
                         while (status := self._status(request)) == sent and context.is_active():
                             self._changed.wait()
+                    if not watches and status == _Status.SERVICE_UNKNOWN:
+                        context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
                     sent = status
                     yield _response(status)
+                    if not watches:
+                        return
                 return
 
     def _wake(self) -> None:
@@ -216,27 +217,21 @@ class AsyncHealth(_Statuses):
         call: Any = asyncio.current_task()
         try:
             with self._strangers.visit(call.cancel):
-                request = await context.read()
-                if request is not grpc.aio.EOF:
-                    await (self._send_changes if watches else self._send_status)(request, context)
+                request, sent = await context.read(), None
+                while request is not grpc.aio.EOF:
+                    changed, status = self._changed, self._status(request)
+                    if not watches and status == _Status.SERVICE_UNKNOWN:
+                        context.set_code(grpc.StatusCode.NOT_FOUND)
+                        return
+                    if status != sent:
+                        await context.write(_response(status))
+                    if not watches:
+                        return
+                    sent = status
+                    await changed.wait()
         except asyncio.CancelledError:  # gRPC would report it in vain
             context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
             context.set_details(_CROWDED_OUT)
-
-    async def _send_status(self, request: bytes, context: Any) -> None:
-        if (status := self._status(request)) == _Status.SERVICE_UNKNOWN:
-            context.set_code(grpc.StatusCode.NOT_FOUND)
-        else:
-            await context.write(_response(status))
-
-    async def _send_changes(self, request: bytes, context: Any) -> None:
-        sent = None
-        while True:
-            changed, status = self._changed, self._status(request)
-            if status != sent:
-                await context.write(_response(status))
-                sent = status
-            await changed.wait()
 
 
 def _handlers(check: Any, watch: Any) -> grpc.GenericRpcHandler:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-import time
+from asyncio import new_event_loop
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -84,12 +84,6 @@ class Vitals:
     device_bytes: int
     cpu_seconds: float
     held_up_by: str = ""
-
-    @classmethod
-    def of(cls, last_seen: float, heartbeat: attach_pb2.Heartbeat) -> Self:
-        silent = max(0.0, time.monotonic() - last_seen)
-        resident, device = heartbeat.resident_bytes, heartbeat.device_bytes
-        return cls(silent, resident, device, heartbeat.cpu_seconds, heartbeat.held_up_by)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,8 +238,8 @@ class WorkerConnection:
     worker: Worker
     wake: asyncio.Event
     cancel: Callable[[], bool]  # ends the stream
-    last_seen: float  # seconds of `time.monotonic`
-    outbox: list[attach_pb2.Command] = field(default_factory=list)
+    last_seen: float  # seconds of the loop's clock
+    outbox: deque[attach_pb2.Command] = field(default_factory=deque)  # any thread appends
     wake_pending: bool = False
     waited: float | None = None  # seconds that it had waited for a processor when it became silent
     heartbeat: attach_pb2.Heartbeat = field(default_factory=attach_pb2.Heartbeat)
@@ -287,7 +281,6 @@ class HubSettings:
     tls: Tls | None = None  # of this host; the Unix socket never has TLS
     heartbeat_seconds: float = 1.0
     silence_seconds: float = 10.0  # without any message, then a worker is lost
-    silence_of: Mapping[str, float] = field(default_factory=dict)  # overrides for some roles
     hang_seconds: float = 120.0  # without progress of the main loop, then a worker is lost
     max_workers: int = 4096
     most_of: Mapping[str, int] = field(default_factory=dict)  # workers by role; no entry: no limit
@@ -342,8 +335,8 @@ class Hub:
 
     It runs a gRPC server in a thread.
 
-    One asyncio loop serves all streams, so thousands of idle workers cost no threads. All events
-    go into `events`; nothing here blocks the driver's loop.
+    One asyncio loop serves all streams, so thousands of idle workers cost no threads. It is also
+    the clock. All events go into `events`; nothing here blocks the driver's loop.
     """
 
     def __init__(
@@ -355,11 +348,11 @@ class Hub:
         self._settings = settings
         self._events = events
         self._connections: dict[str, WorkerConnection] = {}  # by worker id
-        self._silence_of = dict(settings.silence_of)
+        self._silence_of: dict[str, float] = {}  # by role, where it is not that of all
         self._strangers = Strangers(_MOST_STRANGERS)
         self._to_wake: deque[WorkerConnection] = deque()
         self._waking = False
-        self._loop = loop or asyncio.new_event_loop()
+        self._loop = loop or new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hub", daemon=True)
         self._server: grpc.aio.Server | None = None
         self._watchdog: asyncio.Task[None] | None = None
@@ -401,8 +394,17 @@ class Hub:
 
     def vitals(self) -> dict[str, Vitals]:
         """Return the vitals of attached workers, by worker id."""
-        now = list(self._connections.items())
-        return {worker_id: Vitals.of(each.last_seen, each.heartbeat) for worker_id, each in now}
+        found = {}
+        for worker_id, connection in list(self._connections.items()):
+            silent, beat = self._loop.time() - connection.last_seen, connection.heartbeat
+            found[worker_id] = Vitals(
+                max(0.0, silent),
+                beat.resident_bytes,
+                beat.device_bytes,
+                beat.cpu_seconds,
+                beat.held_up_by,
+            )
+        return found
 
     def close(self) -> None:
         """End all streams and the server. Idempotent."""
@@ -484,7 +486,7 @@ class Hub:
         if worker is None:
             return
         # Registered before the event, because the driver may send commands at once.
-        connection = WorkerConnection(worker, asyncio.Event(), handler.cancel, time.monotonic())
+        connection = WorkerConnection(worker, asyncio.Event(), handler.cancel, self._loop.time())
         self._connections[worker.worker_id] = connection
         welcome = attach_pb2.Welcome(
             worker_id=worker.worker_id,
@@ -542,7 +544,7 @@ class Hub:
         worker_id = f"{hello.role}-{index}"
         before = self._connections.get(worker_id)
         most = settings.most_of.get(hello.role, settings.max_workers)
-        if before is None and self._count(hello.role) >= most:
+        if before is None and len(self._of_role(hello.role)) >= most:
             raise ProtocolViolation(
                 f"this run already has its {most} {hello.role}, and admits no more"
             )
@@ -574,24 +576,22 @@ class Hub:
     def _index_for(self, hello: attach_pb2.Hello) -> int:
         if hello.index >= 0:
             return hello.index
-        for worker in (connection.worker for connection in self._connections.values()):
-            # The worker has lost this driver, which has not noticed it yet.
-            if worker.incarnation == hello.predecessor and worker.role == hello.role:
-                return worker.index
-        return self._free_index(hello.role)
+        there = self._of_role(hello.role)
+        # It may have lost this driver, which has not noticed it yet.
+        lost = [each.index for each in there if each.incarnation == hello.predecessor]
+        taken = {each.index for each in there}
+        return lost[0] if lost else next(n for n in itertools.count() if n not in taken)
 
-    def _count(self, role: str) -> int:
-        return sum(connection.worker.role == role for connection in self._connections.values())
-
-    def _free_index(self, role: str) -> int:
-        return next(n for n in itertools.count() if f"{role}-{n}" not in self._connections)
+    def _of_role(self, role: str) -> list[Worker]:
+        workers = (connection.worker for connection in self._connections.values())
+        return [each for each in workers if each.role == role]
 
     async def _write(self, connection: WorkerConnection, stream: AttachStream) -> None:
         while True:
             await connection.wake.wait()
             connection.wake.clear()
             connection.wake_pending = False
-            commands, connection.outbox = connection.outbox, []
+            commands = [connection.outbox.popleft() for _ in range(len(connection.outbox))]
             # Several commands per message, but none near the message limit.
             size, start = 0, 0
             for end, command in enumerate(commands, start=1):
@@ -610,7 +610,7 @@ class Hub:
             if raw is None:
                 return WorkerLeft(worker, "the connection ended without a farewell")
             message = read_message(raw)
-            connection.last_seen = time.monotonic()
+            connection.last_seen = self._loop.time()
             for reply in message.replies:
                 events.put(WorkerReplied(worker, reply))
             for report in message.reports:
@@ -633,10 +633,10 @@ class Hub:
     async def watch(self) -> None:
         """Lose workers that are silent for too long, until cancelled."""
         interval = self._settings.heartbeat_seconds
-        looked = time.monotonic()
+        looked = self._loop.time()
         while True:
             await asyncio.sleep(interval)
-            now = time.monotonic()
+            now = self._loop.time()
             # If this process itself was stopped (by Ctrl-Z, say), no worker was silent: messages
             # from that time are still unread.
             late, looked = now - looked - interval, now

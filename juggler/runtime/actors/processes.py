@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from pathlib import Path
 from typing import Any, NoReturn
 
+from juggler.runtime.actors.resources import stat_fields
 from juggler.runtime.actors.stop_signals import ignore_stop_signals, stop_signals_held
 from juggler.runtime.actors.temporary import claim_multiprocessings
 
@@ -107,13 +107,12 @@ def kill_children(parent: int, but: Callable[[], Collection[int]] | None = None)
 def children(parent: int) -> set[int]:
     """List the child processes with at least one running thread."""
     found = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            # The name may contain spaces and brackets; the fields after it do not.
-            fields = path.read_text().rpartition(")")[2].split()
+            fields = stat_fields(pid)
             ended = fields[0] in "ZX" and int(fields[17]) <= 1
             if int(fields[1]) == parent and not ended:
-                found.add(int(path.parent.name))
+                found.add(int(pid))
     return found
 
 

@@ -12,7 +12,11 @@ from pathlib import Path
 
 def seconds_waited(pid: int) -> float:
     """Return the longest wait of a thread for a processor; 0: unknown."""
-    return max((thread_waited(pid, int(path)) for path in _threads(pid)), default=0.0)
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return 0.0
+    return max((thread_waited(pid, int(each)) for each in threads), default=0.0)
 
 
 def thread_waited(pid: int, thread: int) -> float:
@@ -27,17 +31,18 @@ def seconds_used(pids: Iterable[int]) -> float:
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name may contain spaces and brackets; the fields after it do not.
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, fields[11:15]))
+            ticks += sum(map(int, stat_fields(pid)[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _threads(pid: int) -> list[str]:
-    try:
-        return os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
+def stat_fields(pid: int | str) -> list[str]:
+    """Return the fields of /proc/<pid>/stat, without pid and name.
+
+    Raises:
+        OSError: the process is gone.
+    """
+    # The name before them may contain spaces and brackets.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def allow_many_open_files(least: int = 0) -> None:

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, Protocol
@@ -57,12 +58,6 @@ class Program(Protocol):
 
     def ended(self, process: Any, /) -> str:
         """Kill what an ended process has started; return its last words."""
-
-
-class Exits(Protocol):
-    """Takes the ends of processes, in the supervisor's thread."""
-
-    def put(self, item: Exited, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +144,14 @@ class _WorkerSlot:
 
 
 class Supervisor:
-    """Starts and watches local processes in its own thread."""
+    """Starts and watches local processes in its own thread.
 
-    def __init__(self, events: Exits) -> None:
-        self._events = events
+    Args:
+        ended: called with the end of each process, mostly in the supervisor's thread.
+    """
+
+    def __init__(self, ended: Callable[[Exited], object]) -> None:
+        self._tell = ended
         self._jitter = random.Random(0)
         self._slots: dict[str, _WorkerSlot] = {}
         self._lock = threading.Lock()
@@ -206,7 +205,7 @@ class Supervisor:
             if slot.process is not None:
                 return
             slot.down = True
-        self._events.put(Exited(worker_id, pid, "it failed again as before", None))
+        self._tell(Exited(worker_id, pid, "it failed again as before", None))
 
     def dismiss(self, worker_id: str, seconds: float) -> None:
         """Let a worker stay down once its process has ended.
@@ -221,7 +220,7 @@ class Supervisor:
             slot.kill_at = time.monotonic() + seconds
             has_none = slot.down and not was_down and not slot.starting
         if has_none:  # no process that could end
-            self._events.put(Exited(worker_id, 0, "it was not running", None))
+            self._tell(Exited(worker_id, 0, "it was not running", None))
         self._wake()
 
     def kill(self, worker_id: str, pid: int, after: float = 0.0, abort: bool = False) -> None:
@@ -264,28 +263,30 @@ class Supervisor:
     def close(self, grace: float) -> None:
         """Stop restarting, and end the processes.
 
-        Waits up to `grace` seconds, then kills the rest.
+        Waits up to `grace` seconds, then kills the rest; after Ctrl-C at once.
         """
         with self._lock:
             self._closing.set()
             processes = [(x.process, x.program) for x in self._slots.values() if x.process]
         self._wake()
         deadline = time.monotonic() + grace
-        for process, _ in processes:
-            process.join(timeout=max(0.0, deadline - time.monotonic()))
-        for process, _ in processes:
-            if process.is_alive():
-                process.kill()
-                process.join(timeout=5)
-        for process, program in processes:
-            program.ended(process)
-        if self._thread.is_alive():
-            # A short wait: the thread may be starting a process, until the forkserver answers or is
-            # gone.
-            self._thread.join(timeout=0.5)
-        if not self._thread.is_alive():
-            os.close(self._wake_read)
-            os.close(self._wake_write)
+        try:
+            for process, _ in processes:
+                process.join(timeout=max(0.0, deadline - time.monotonic()))
+        finally:  # multiprocessing would wait at exit for a process that still runs
+            for process, _ in processes:
+                if process.is_alive():
+                    process.kill()
+                    process.join(timeout=5)
+            for process, program in processes:
+                program.ended(process)
+            if self._thread.is_alive():
+                # A short wait: the thread may be starting a process, until the forkserver answers
+                # or is gone.
+                self._thread.join(timeout=0.5)
+            if not self._thread.is_alive():
+                os.close(self._wake_read)
+                os.close(self._wake_write)
 
     def _wake(self) -> None:
         os.write(self._wake_write, b"w")
@@ -365,7 +366,7 @@ class Supervisor:
                 delay = slot.policy.delay(len(slot.deaths), self._jitter.random())
                 slot.due = time.monotonic() + delay
                 slot.restarts += 1
-        self._events.put(Exited(slot.worker_id, pid, how, delay))
+        self._tell(Exited(slot.worker_id, pid, how, delay))
 
 
 def how_it_ended(exitcode: int | None) -> str:

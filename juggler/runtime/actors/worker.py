@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import itertools
 import json
 import random
 import signal
@@ -14,7 +13,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -85,8 +84,10 @@ _LONGEST_DELAY_SECONDS = 15.0
 def attempts(patience: float) -> Iterator[float]:
     """Yield the seconds left, once per attempt, until `patience` seconds have passed.
 
-    The pauses grow and are random, so that not all processes try at the same time.
+    The first attempt is made at once. The pauses before the others grow and are random, so that not
+    all processes try at the same time.
     """
+    yield patience
     end = time.monotonic() + patience
     delay = _FIRST_DELAY_SECONDS
     while (left := end - time.monotonic()) > 0:
@@ -193,18 +194,16 @@ def attach_and_run(
     """
     if sys.stderr is not None:
         faulthandler.enable()  # user code may crash, or hang and be aborted
-    inbox = _LeavingInbox(watched=not contact.local)
-    log = contact.log or WorkerLog(role)
-    if not contact.local:
-        # A local worker is stopped by its driver, a remote one by a signal.
-        for number, reason in handled_signals().items():
-            _give_up_on(number, reason)
+    # A local worker is stopped by its driver, which also logs its end; a remote one by a signal.
+    remote, log = not contact.local, contact.log or WorkerLog(role)
+    inbox = _LeavingInbox(watched=remote)
     try:
-        if not contact.local:
+        if remote:
+            _on_signals(_give_up)
             log.info(f"dials the driver at {contact.address}")
         attachment = _attach(contact, role, inbox, log, devices, data_addresses)
     except (AttachError, EndpointError, _GivenUp) as error:
-        if not contact.local:
+        if remote:
             for number in _SIGNALS:  # the worker is already leaving
                 signal.signal(number, signal.SIG_IGN)
         log.error(str(error))
@@ -212,11 +211,30 @@ def attach_and_run(
     # The driver notices hangs from now on.
     must_end(0)
     log.identify(attachment.run_id, attachment.worker_id, attachment.incarnation)
-    if not contact.local:
-        for number, reason in handled_signals().items():
-            _stop_on(number, reason, inbox)
+    if remote:
+        # In a thread, because a handler may interrupt the main thread while it holds the inbox's
+        # lock.
+        _on_signals(lambda why: threading.Thread(target=inbox.put, args=(Detached(why),)).start())
         log.info(f"attached to the driver at {contact.address}")
     set_title(attachment.worker_id.replace("-", " "))
+    reason, failure = _work(attachment, make, inbox, log)
+    inbox.has_left()
+    failed = failure is not None or (remote and reason.startswith(DISMISSED))
+    if remote:
+        (log.error if failed else log.info)(reason)
+    if failed:
+        sys.exit(1)
+    if reason.startswith(LOST_THE_DRIVER):
+        raise DriverLost(attachment.incarnation)
+
+
+def _work(
+    attachment: Attachment,
+    make: Callable[[Attachment, Inbox], WorkerBody],
+    inbox: Inbox,
+    log: WorkerLog,
+) -> tuple[str, BaseException | None]:
+    """Do a worker's work; return why it leaves, and the failure."""
     body: WorkerBody | None = None
     try:
         body = make(attachment, inbox)
@@ -231,15 +249,7 @@ def attach_and_run(
             body.close()
     except Exception as error:
         log.error(f"while it left: {describe(error).message}")
-    inbox.has_left()
-    dismissed = not contact.local and reason.startswith(DISMISSED)
-    # The driver logs the ends of its local workers, which write nothing here.
-    if not contact.local:
-        (log.error if failure or dismissed else log.info)(reason)
-    if failure or dismissed:
-        sys.exit(1)
-    if reason.startswith(LOST_THE_DRIVER):
-        raise DriverLost(attachment.incarnation)
+    return reason, failure
 
 
 def _attach(
@@ -257,7 +267,7 @@ def _attach(
     Raises:
         EndpointError, AttachError: as for an Attachment.
     """
-    for left in itertools.chain([contact.reattach_seconds], attempts(contact.reattach_seconds)):
+    for left in attempts(contact.reattach_seconds):
         # If no threads are left, gRPC may hang.
         must_end(contact.timeout + WELCOME_SECONDS + _LEAVE_SECONDS)
         try:
@@ -282,20 +292,15 @@ def handled_signals() -> dict[signal.Signals, str]:
     return {each: why for each, why in _SIGNALS.items() if each != signal.SIGHUP or not ignored}
 
 
-def _give_up_on(number: signal.Signals, reason: str) -> None:
-    def handle(_: int) -> None:
-        raise _GivenUp(f"{reason} before a driver had answered")
-
-    signal.signal(number, ProcessHandler(handle))
+def _give_up(reason: str) -> NoReturn:
+    raise _GivenUp(f"{reason} before a driver had answered")
 
 
-def _stop_on(number: signal.Signals, reason: str, inbox: Inbox) -> None:
-    def handle(_: int) -> None:
-        # In a thread, because a handler may interrupt the main thread while it holds the inbox's
-        # lock.
-        threading.Thread(target=inbox.put, args=(Detached(reason),)).start()
-
-    signal.signal(number, ProcessHandler(handle))
+def _on_signals(act: Callable[[str], object]) -> None:
+    """Have signals call `act` with the reason that they give."""
+    handled = handled_signals()
+    for number in handled:
+        signal.signal(number, ProcessHandler(lambda number: act(handled[signal.Signals(number)])))
 
 
 class CommandLoop:

@@ -121,9 +121,12 @@ class Meeting:
             except (ConnectionRefusedError, FileNotFoundError):  # there is no listener
                 if not may_relay:
                     return None
-                # The last reader removed the directory.
-                with suppress(_NameTaken, FileNotFoundError):
+                try:
                     return WeightsRelay(self, address)
+                except OSError as error:
+                    # Another reader was faster, or the last one removed the directory.
+                    if error.errno not in (errno.EADDRINUSE, errno.ENOENT):
+                        raise
             except ConnectionError:
                 pass
             time.sleep(_TRY_SECONDS)  # another reader was faster, or is leaving
@@ -177,22 +180,15 @@ class CannotRelay(Exception):
     """This process cannot relay weights; the message has the reason."""
 
 
-class _NameTaken(OSError):
-    """Another process has the name."""
-
-
 class WeightsRelay:
     """The end of the relaying process.
 
     A reader gets the newest version when it asks, and only then.
-
-    Attributes:
-        why_not: why this process cannot relay weights, for people; "": it can.
     """
 
     def __init__(self, meeting: Meeting, address: str) -> None:
         """Raise OSError if the address is taken or cannot be used."""
-        self.why_not = ""
+        self._why_not = ""
         self._lock = threading.Lock()
         self._newest: _RelayedVersion | None = None
         self._readers: dict[socket.socket, _WeightsReader] = {}
@@ -203,27 +199,29 @@ class WeightsRelay:
         self._thread = threading.Thread(target=self._run, name="weights-relay", daemon=True)
         try:
             self._socket = MemorySocket(address)
-        except OSError as error:
+        except OSError:
             self._close_all()
-            if error.errno == errno.EADDRINUSE:
-                raise _NameTaken from None
             raise
         self._socket.expect(meeting.token, self._add_reader, once=False)
         self._thread.start()
 
-    def offer(self, frame: WeightsFrame, chunk: bytes, memory: SharedMemory | None) -> None:
+    def offer(self, frame: WeightsFrame, chunk: bytes, memory: SharedMemory | None) -> str:
         """Relay the newest version.
 
         Args:
             frame: the version, as received.
             chunk: the chunk with the version.
             memory: the frozen memory that the chunk names; None: it came inline.
+
+        Returns:
+            Why this process cannot relay weights, for people; "": it can.
         """
         with self._lock:
             self._newest = _RelayedVersion(frame, chunk, memory)
             for connection, reader in list(self._readers.items()):
                 if reader.waits:
                     self._send_newest(connection, reader)
+            return self._why_not
 
     def close(self) -> None:
         self._socket.close()
@@ -245,7 +243,7 @@ class WeightsRelay:
                 assert isinstance(key.fileobj, socket.socket)
                 with self._lock:
                     self._receive(key.fileobj)
-            if self.why_not:  # at once, so that no reader waits in vain
+            if self._why_not:  # at once, so that no reader waits in vain
                 self._socket.close()
                 self._close_all()
                 return
@@ -272,7 +270,7 @@ class WeightsRelay:
         try:
             self._newest.send_to(connection)
         except CannotRelay as error:
-            self.why_not = str(error)
+            self._why_not = str(error)
             self._drop(connection)
         except OSError:  # it is gone, or does not read; it may come back
             self._drop(connection)

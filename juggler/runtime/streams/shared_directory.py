@@ -119,11 +119,6 @@ def learner_socket(token: str, run_id: str, incarnation: str) -> str:
     return shared_address(hmac.new(token.encode(), named.encode(), "sha256").hexdigest()[:32])
 
 
-def is_there(address: str) -> bool:
-    """Return whether an address in a shared directory exists."""
-    return os.path.lexists(path_in_shared_directory(address))
-
-
 def path_in_shared_directory(address: str) -> str:
     """Return an address's path in a shared directory, or ""."""
     return address.removeprefix(_PREFIX) if address.startswith(_PREFIX) else ""
@@ -237,19 +232,12 @@ def _remove_abandoned(held: int) -> None:
     """Remove the sockets of this kernel's processes without a listener."""
     for each in os.scandir(held):
         if boot_id() and each.name.startswith(_of_this_kernel()):
-            with suppress(FileNotFoundError):
-                if _is_abandoned(f"/proc/self/fd/{held}/{each.name}"):
+            # Otherwise its queue is full, it is another user's, or not a socket.
+            with suppress(OSError):
+                try:
+                    dial(f"/proc/self/fd/{held}/{each.name}", None).close()
+                except ConnectionRefusedError:
                     os.unlink(each.name, dir_fd=held)
-
-
-def _is_abandoned(path: str) -> bool:
-    try:
-        dial(path, None).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:  # its queue is full, it is another user's, or not a socket
-        pass
-    return False
 
 
 def _of_this_kernel() -> str:

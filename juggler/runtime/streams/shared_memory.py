@@ -131,18 +131,6 @@ class SharedMemory:
         memory.size, memory._descriptor, memory._mapped = size, descriptor, None
         return memory
 
-    @classmethod
-    def frozen(cls, pieces: Iterable[Piece], size: int) -> SharedMemory:
-        """Make new memory with a payload that cannot change.
-
-        Raises:
-            OSError: as for any new memory.
-        """
-        memory = cls(size)
-        memory.fill(pieces)
-        memory.freeze()
-        return memory
-
     def fill(self, pieces: Iterable[Piece]) -> None:
         """Copy the pieces of a payload into the memory, from its start."""
         assert self._mapped is not None
@@ -448,7 +436,9 @@ class FrozenFrame:
 
     def __init__(self, header: Message, tree: Tree) -> None:
         form, pieces = lay_out(tree)
-        self.memory = SharedMemory.frozen(pieces, form.size)
+        self.memory = SharedMemory(form.size)
+        self.memory.fill(pieces)
+        self.memory.freeze()
         self._header, self._tree = header.SerializeToString(), form.tree
 
     def chunk(self, slot: int) -> bytes:

@@ -31,7 +31,6 @@ from juggler.runtime.streams.host_weights import (
 from juggler.runtime.streams.memory_socket import ClientEnd, MemorySocket, ServerEnd
 from juggler.runtime.streams.shared_memory import (
     FrozenFrame,
-    SharedMemory,
     SharedMemoryReader,
     SharedMemoryWriter,
     least_bytes,
@@ -227,15 +226,6 @@ class WeightsSubscription:
             connection.close()
         return 0
 
-    def _relay_version(
-        self, frame: WeightsFrame, chunk: bytes, memory: SharedMemory | None
-    ) -> None:
-        """Relay a version to the other readers of this host."""
-        if self._relay is not None:
-            self._relay.offer(frame, chunk, memory)
-            if self._relay.why_not:
-                self._be_alone(self._relay.why_not)
-
     def _be_alone(self, why: str) -> None:
         self._stop_relaying()
         self._meeting = None
@@ -274,7 +264,9 @@ class WeightsSubscription:
                 memory = shared.take_frozen()
                 if frame is not None:
                     # Before any thread of this process acts and holds the interpreter.
-                    self._relay_version(frame, message, memory)
+                    relay = self._relay
+                    if relay is not None and (why := relay.offer(frame, message, memory)):
+                        self._be_alone(why)
                     self._take(frame)
                 del frame, memory
                 if self._relay_connection is not None:

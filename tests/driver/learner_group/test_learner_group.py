@@ -167,3 +167,33 @@ def test_weights_from_elsewhere_are_taken_over_behind_the_updates_asked_for_befo
     same(group.get_weights(["main"])["main"], before)
     with pytest.raises(ValueError, match="no module 'mian': did you mean 'main'"):
         group.set_weights({"mian": weights})
+
+
+def test_a_second_interrupt_of_close_ends_the_processes_and_nothing_is_left(
+    local_workers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = juggler.LearnerGroup({"main": spec()}, devices="cpu")
+    local = group._local
+    (slot,) = local.supervisor._slots.values()
+    process: Any = slot.process
+    interrupts: list[Any] = []
+
+    def interrupt(own: Any, name: str) -> None:
+        """Ctrl-C, the next time this is called."""
+        method = getattr(own, name)
+
+        def interrupted(*_: object, **__: object) -> None:
+            interrupts.append(own)
+            monkeypatch.setattr(own, name, method)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(own, name, interrupted)
+
+    interrupt(group._changed, "wait_for")  # for requests
+    interrupt(process, "join")
+    with pytest.raises(KeyboardInterrupt):
+        group.close()
+    assert interrupts == [group._changed, process]
+    assert not process.is_alive()
+    assert not local._shares, "the forkserver is released"
+    assert local.directory_is_gone()

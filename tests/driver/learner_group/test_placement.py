@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections import Counter
 from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
+from support.learner_groups import PATIENCE
 
 from juggler.driver import learner_group
 from juggler.driver.config import ConfigError
@@ -270,6 +272,23 @@ def test_a_shard_that_stays_down_says_so(world: World) -> None:
     world.join()  # it attached just before its end
     for done in (world.ask(module), world._build(module)):
         assert isinstance(done.exception(0), ShardLost)
+
+
+def test_a_callback_may_call_the_group_and_wait_for_the_reply(world: World) -> None:
+    module = world.add("a")
+    world.join()
+    first, asked, results = world.ask(module), threading.Event(), SimpleQueue[bool]()
+
+    def ask_again(_: Future[Any]) -> None:
+        second = world.ask(module)
+        asked.set()
+        results.put(second.result(PATIENCE))
+
+    first.add_done_callback(ask_again)
+    world.answer(training_pb2.Update)  # in the thread that answers the second one, too
+    assert asked.wait(PATIENCE)
+    world.answer(training_pb2.Update)
+    assert results.get(timeout=PATIENCE) is True
 
 
 def test_futures_cannot_be_cancelled_and_replies_that_cannot_be_read_fail_their_request(

@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
 import pytest
 from google.protobuf import any_pb2
+from support.changes import SkippedTime
 from support.hub_world import World
 
+from juggler.runtime.actors import endpoints
 from juggler.runtime.actors import hub as hub_module
 from juggler.runtime.actors.attachment import (
     LOST_THE_DRIVER,
@@ -90,7 +94,7 @@ def test_no_command_between_two_messages_is_lost() -> None:
     body = any_pb2.Any(value=bytes(700 << 10))  # two of them fill a message
     commands = [attach_pb2.Command(id=number, body=body) for number in range(5)]
     connection: Any = SimpleNamespace(
-        wake=asyncio.Event(), outbox=commands, over="enough", cancel=lambda: None
+        wake=asyncio.Event(), outbox=deque(commands), over="enough", cancel=lambda: None
     )
     sent: list[list[int]] = []
 
@@ -164,20 +168,27 @@ def test_workers_of_a_role_may_be_lost_sooner_from_some_moment_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("juggler.runtime.actors.attachment.Attachment._beat", lambda self: None)
-    world.start(heartbeat_seconds=0.05, silence_seconds=1000)
+    world.start(silence_seconds=1000)
     world.attach()
-    world.hub.lose_after("worker", 0.3)
+    world.loop.let_pass(20)
+    assert world.hub.vitals()["worker-0"].seconds_silent > 10
+    world.hub.lose_after("worker", 10)
+    world.loop.let_pass(1)
     assert "no heartbeat" in world.wait_for(WorkerLeft).reason
 
 
-def test_a_main_loop_that_hangs_is_found_although_the_heart_beats(world: World) -> None:
-    world.start(heartbeat_seconds=0.05, hang_seconds=0.2)
+def test_a_main_loop_that_hangs_is_found_although_the_heart_beats(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.start(hang_seconds=120.0)
     attachment = world.attach()
     attachment.held_up_by = lambda frame: "a slow step"
     with attachment.busy():
+        monkeypatch.setattr(attachment._threads, "_stood_still", -1000.0)
+        attachment.beat(2.0)
         left = world.wait_for(WorkerLeft)
-    assert left.reason.startswith("hung in a slow step: no progress for ")
-    assert "left = world.wait_for(WorkerLeft)" in left.stack
+    assert left.reason.startswith("hung in a slow step: no progress for 1")
+    assert "in test_a_main_loop_that_hangs_is_found" in left.stack
 
 
 def test_the_end_of_the_hub_reaches_its_workers(world: World) -> None:
@@ -208,9 +219,11 @@ def test_one_worker_too_many_is_refused(world: World) -> None:
         world.attach()
 
 
-def test_a_driver_that_nobody_runs_is_named(world: World) -> None:
+def test_a_driver_that_nobody_runs_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(endpoints, "time", SkippedTime(step=1.0))
     with pytest.raises(EndpointError, match=r"no driver answers at unix:.*hub\.sock"):
-        world.attach(timeout=0.3)
+        world.attach(timeout=10.0)
 
 
 def test_attaching_and_leaving_leaves_no_threads_behind(
@@ -315,9 +328,20 @@ def test_who_says_what_it_must_not_is_let_go(world: World, second: bytes, why: s
     assert world.wait_for(WorkerLeft).worker.incarnation == "bad"
 
 
-def test_who_says_no_hello_is_told_why(world: World) -> None:
-    world.start(token="secret", silence_seconds=1.0)
-    assert conversation(world.address) == (False, "no hello within 1 s")
+def test_who_says_no_hello_is_told_why(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, receive = threading.Event(), hub_module.AttachStream.receive
+
+    def received(self: Any) -> Any:
+        waits.set()
+        return receive(self)
+
+    monkeypatch.setattr(hub_module.AttachStream, "receive", received)
+    world.start(token="secret")
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(conversation, world.address)
+        assert waits.wait(60)
+        world.loop.let_pass(11)
+        assert told.result(60) == (False, "no hello within 10 s")
 
 
 def test_a_worker_is_local_only_where_it_came_over_a_unix_socket(world: World) -> None:

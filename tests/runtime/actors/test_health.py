@@ -55,11 +55,13 @@ class _Crowded(Health):
         super().__init__()
         self.left = calls
 
-    def _check(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _answer(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext, watches: bool
+    ) -> Iterator[bytes]:
         self.left -= 1
         if self.left >= 0:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "over 64 other calls ask")
-        yield from super()._check(requests, context)
+        yield from super()._answer(requests, context, watches)
 
 
 @pytest.mark.parametrize(

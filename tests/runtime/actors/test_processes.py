@@ -58,7 +58,7 @@ def test_a_process_that_fails_says_why_and_ends_whatever_its_threads_do(tmp_path
     )
     warm_up()  # a forkserver ends with the thread that starts it
     exits = Exits()
-    supervisor = Supervisor(exits.events)
+    supervisor = Supervisor(exits.events.put)
     supervisor.add("worker-0", WorkerProgram("runpy:run_path", str(script)), NEVER)
     try:
         assert exits.next(60).how == "killed by SIGALRM, MemoryError: no room for the replay"
@@ -87,7 +87,7 @@ def test_an_end_may_be_as_far_away_as_one_likes() -> None:
 def test_a_start_that_fails_is_told_and_tried_again() -> None:
     server = _stopped_forkserver()
     events: Mailbox[Any] = Mailbox()
-    supervisor = Supervisor(events)
+    supervisor = Supervisor(events.put)
     supervisor.add("worker-0", sleeper(), QUICK)
     time.sleep(0.2)  # it waits for an answer by now; if not yet, the new forkserver gives one
     try:
@@ -104,7 +104,7 @@ def test_a_start_that_fails_is_told_and_tried_again() -> None:
 
 def test_a_forkserver_that_does_not_answer_holds_nobody_up() -> None:
     server = _stopped_forkserver()
-    supervisor = Supervisor(Mailbox())
+    supervisor = Supervisor(Mailbox().put)
     supervisor.add("worker-0", sleeper(), QUICK)
     time.sleep(0.2)  # in the midst of starting it
     supervisor.add("worker-1", sleeper(), QUICK)

@@ -79,7 +79,7 @@ class World:
     def __init__(self) -> None:
         self.now = 0.0
         self.exits, self.program = Exits(), Lives()
-        self.supervisor = Supervisor(self.exits.events)
+        self.supervisor = Supervisor(self.exits.events.put)
 
     def add(self, policy: RestartPolicy) -> None:
         self.supervisor.add("worker-0", self.program, policy)
@@ -220,7 +220,7 @@ def test_one_that_is_let_go_between_two_lives_is_told_once_to_stay_down(world: W
 
 def test_processes_that_end_while_their_supervisor_closes_do_not_disturb_it() -> None:
     for _ in range(200):
-        program, supervisor = Lives(), Supervisor(Exits().events)
+        program, supervisor = Lives(), Supervisor(Exits().events.put)
         for index in range(3):
             supervisor.add(f"worker-{index}", program, NEVER)
         lives = [program.started.get(timeout=60) for _ in range(3)]
@@ -242,7 +242,7 @@ def shell(script: str, log: Path) -> CommandLine:
 @pytest.mark.slow
 def test_a_command_is_started_again_until_it_has_ended_too_often(tmp_path: Path) -> None:
     exits, log = Exits(), tmp_path / "logs" / "game.log"
-    supervisor = Supervisor(exits.events)
+    supervisor = Supervisor(exits.events.put)
     supervisor.add("game-0", shell("echo early; echo loads; echo no world >&2; exit 3", log), QUICK)
     try:
         ends = [exits.next() for _ in range(3)]
@@ -256,7 +256,7 @@ def test_a_command_is_started_again_until_it_has_ended_too_often(tmp_path: Path)
 
 def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
     exits = Exits()
-    supervisor = Supervisor(exits.events)
+    supervisor = Supervisor(exits.events.put)
     supervisor.add("game-0", CommandLine(["/no/such/game"], tmp_path / "log"), QUICK)
     try:
         assert "there is no program '/no/such/game'" in exits.next().how
@@ -268,7 +268,7 @@ def test_a_program_that_is_missing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["killed", "closed"])
 def test_what_a_command_has_started_ends_with_it(tmp_path: Path, end: str) -> None:
     exits, written = Exits(), tmp_path / "pid"
-    supervisor = Supervisor(exits.events)
+    supervisor = Supervisor(exits.events.put)
     script = f"sleep 1000 & echo $! > {written}; wait"
     supervisor.add("game-0", shell(script, tmp_path / "log"), QUICK)
     try:

@@ -15,11 +15,11 @@ _BEGIN = """
 import multiprocessing, os, signal, subprocess, time
 from juggler.driver.signals import signals_become
 from juggler.runtime.actors.stop_signals import STOP_SIGNALS, ignore_stop_signals
-from juggler.runtime.actors.worker import _stop_on
+from juggler.runtime.actors.worker import _on_signals
 """
 _WAYS = {
     "a worker": "ignore_stop_signals()",
-    "a worker that dialed in": "[_stop_on(each, 'terminated', None) for each in STOP_SIGNALS]",
+    "a worker that dialed in": "_on_signals(print)",
     "a driver": "run = signals_become(print); run.__enter__()",
 }
 

@@ -99,9 +99,15 @@ def test_a_stream_without_the_token_in_its_metadata_is_refused_before_its_hello_
 def test_a_stranger_that_does_not_read_why_it_is_refused_is_cut_off(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "_FIRST_MESSAGE_SECONDS", 0.3)
     world.start(token="secret")
     ended, visit = threading.Event(), world.hub._strangers.visit
+    writes, send = threading.Event(), hub.AttachStream.send
+
+    def sent(self: Any, message: Any) -> Any:
+        writes.set()
+        return send(self, message)
+
+    monkeypatch.setattr(hub.AttachStream, "send", sent)
 
     def seen(end: Callable[[], object]) -> AbstractContextManager[None]:
         handler = end.__self__  # type: ignore[attr-defined]
@@ -116,6 +122,9 @@ def test_a_stranger_that_does_not_read_why_it_is_refused_is_cut_off(
     says.put(message.SerializeToString())
     with grpc.insecure_channel(world.tcp_address, options) as channel:
         call = channel.stream_stream(ATTACH_METHOD)(iter(says.get, None))
+        assert writes.wait(_SECONDS)
+        assert not ended.is_set()
+        world.loop.let_pass(6)
         assert ended.wait(_SECONDS), "the hub waits for it no more"
         assert call.is_active(), "and it has not gone by itself"
         says.put(None)
@@ -197,10 +206,11 @@ def test_a_worker_gives_up_when_its_time_is_over(
 def test_a_worker_gives_up_on_a_driver_that_does_not_greet_it(
     serve: Callable[[Any], str], monkeypatch: pytest.MonkeyPatch, says: str
 ) -> None:
-    given_up = threading.Event()
+    came, given_up, close = threading.Event(), threading.Event(), Attachment.close
 
     def attach(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         assert context.add_callback(given_up.set)
+        came.set()
         if says == "commands":
             yield attach_pb2.ToWorker(commands=[attach_pb2.Command(id=1)]).SerializeToString()
         given_up.wait(_SECONDS)
@@ -210,8 +220,14 @@ def test_a_worker_gives_up_on_a_driver_that_does_not_greet_it(
     address = serve(grpc.method_handlers_generic_handler(service, served))
     why = "did not greet this worker"
     if says == "nothing":
-        monkeypatch.setattr(attachment_module, "WELCOME_SECONDS", 0.3)
+        monkeypatch.setattr(attachment_module, "WELCOME_SECONDS", 0.0)
         why = "accepted the connection, and then sent nothing for 0 s"
+
+    def closes(self: Attachment) -> None:
+        assert came.wait(_SECONDS)
+        close(self)
+
+    monkeypatch.setattr(Attachment, "close", closes)
     with pytest.raises(AttachError, match=f"^the driver at {address} {why}"):
         Attachment(Contact(address), "worker", Mailbox())
     assert given_up.wait(_SECONDS), "the stream is closed"
@@ -244,7 +260,7 @@ def test_a_welcome_that_comes_too_late_does_not_reach_the_next_attempt(
         assert came.wait(_SECONDS)
         close(self)
 
-    monkeypatch.setattr(attachment_module, "WELCOME_SECONDS", 0.1)
+    monkeypatch.setattr(attachment_module, "WELCOME_SECONDS", 0.0)
     monkeypatch.setattr(Attachment, "_received", notices)
     monkeypatch.setattr(Attachment, "_ended", notices_the_end)
     monkeypatch.setattr(Attachment, "close", closes)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from support.changes import SkippedTime
 from support.hub_world import make, mixed
 
 from juggler.runtime.actors import endpoints
@@ -26,6 +27,13 @@ from juggler.runtime.actors.endpoints import (
 from juggler.runtime.actors.health import check_health
 from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox, WorkerJoined
 from juggler.runtime.actors.tls import Tls, why_no_handshake
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection is looked at again and again, and each look takes long."""
+    monkeypatch.setattr(endpoints, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(endpoints, "time", SkippedTime(step=0.05))
 
 
 @pytest.fixture
@@ -74,7 +82,7 @@ def test_certificates_that_are_renewed_are_shown_to_the_next_connection(
 
 
 def test_a_host_of_another_authority_is_not_believed(
-    server: grpc.Server, tls: Tls, tmp_path: Path
+    server: grpc.Server, tls: Tls, tmp_path: Path, at_once: None
 ) -> None:
     other = make(tmp_path / "other")
     address = _listen(server, tls)
@@ -84,11 +92,10 @@ def test_a_host_of_another_authority_is_not_believed(
 
 @pytest.mark.parametrize("answers", [["A", "", "A"], ["A", "", ""]])
 def test_a_refusal_is_logged_also_when_a_busy_host_shows_it_only_now_and_then(
-    answers: list[str], monkeypatch: pytest.MonkeyPatch
+    answers: list[str], monkeypatch: pytest.MonkeyPatch, at_once: None
 ) -> None:
     found, reports = iter([*answers, *[""] * 1000]), list[str]()
     monkeypatch.setattr(endpoints, "why_not_secure", lambda *_: next(found))
-    monkeypatch.setattr(endpoints, "_LOOK_SECONDS", 0.05)
     monkeypatch.setattr(endpoints, "_REPORT_SECONDS", 0.0)
     monkeypatch.setattr(endpoints, "_MOST_REPORTS", 1000)
     # Accepts connections, and never answers.
@@ -124,22 +131,25 @@ def test_two_servers_that_end_in_a_handshake_are_no_refusal(
         return "A" if looks == 1 else ""
 
     monkeypatch.setattr(endpoints, "why_not_secure", look)
-    monkeypatch.setattr(endpoints, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(endpoints, "_LOOK_SECONDS", 0.0)
     with dial(address) as channel:
         wait_until_ready(channel, address, "driver", 60.0)
     assert looks >= 4
 
 
-def test_a_host_must_have_the_name_by_which_it_is_dialed(server: grpc.Server, tls: Tls) -> None:
+def test_a_host_must_have_the_name_by_which_it_is_dialed(
+    server: grpc.Server, tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
     addresses = [bind(server, f"{host}:0", tls=tls) for host in ("127.0.0.1", "127.0.0.9")]
     server.start()
     _dial(addresses[0].replace("127.0.0.1", "localhost"), tls)
+    monkeypatch.setattr(endpoints, "_LOOK_SECONDS", 0.0)
     with pytest.raises(EndpointError, match=r"accept .*'127\.0\.0\.9'.* name the host"):
         _dial(addresses[1], tls)
 
 
 def test_a_certificate_that_the_server_does_not_accept_is_named(
-    server: grpc.Server, tls: Tls, tmp_path: Path
+    server: grpc.Server, tls: Tls, tmp_path: Path, at_once: None
 ) -> None:
     other = make(tmp_path / "other")
     own, others = Path(tls.directory), Path(other.directory)
@@ -149,7 +159,7 @@ def test_a_certificate_that_the_server_does_not_accept_is_named(
         _dial(address, Tls(str(thief), tls.authority, other.certificate, other.key))
 
 
-def test_one_side_without_tls_is_told_which(server: grpc.Server, tls: Tls) -> None:
+def test_one_side_without_tls_is_told_which(server: grpc.Server, tls: Tls, at_once: None) -> None:
     address = _listen(server, tls)
     with pytest.raises(EndpointError, match="speaks TLS: pass --tls DIR here too"):
         _dial(address, None)
@@ -162,30 +172,27 @@ def test_one_side_without_tls_is_told_which(server: grpc.Server, tls: Tls) -> No
     plain.stop(0).wait(60)
 
 
-def test_who_waits_for_a_driver_is_told_so_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "_REPORT_SECONDS", 0.2)
+def test_who_waits_for_a_driver_is_told_so_now_and_then(at_once: None) -> None:
     told: list[str] = []
     with dial("127.0.0.1:1") as channel, pytest.raises(EndpointError, match="no driver answers"):
-        wait_until_ready(channel, "127.0.0.1:1", "driver", 1.0, report=told.append)
+        wait_until_ready(channel, "127.0.0.1:1", "driver", 20.0, report=told.append)
     assert len(told) >= 2
     text = "no driver answers at 127.0.0.1:1 yet (Connection refused): waiting"
     assert all(text in line for line in told)
 
 
-def test_a_wait_without_an_end_is_told_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_without_an_end_is_told_as_often(at_once: None) -> None:
     class Told(Exception):
         pass
 
     def report(text: str) -> None:
         raise Told(text)
 
-    monkeypatch.setattr(endpoints, "_REPORT_SECONDS", 0.1)
-    monkeypatch.setattr(endpoints, "_LONGEST_REPORT_SECONDS", 0.1)
     with dial("127.0.0.1:1") as channel, pytest.raises(Told, match="waiting inf s more"):
         wait_until_ready(channel, "127.0.0.1:1", "driver", math.inf, report=report)
 
 
-def test_a_name_of_a_host_that_nobody_knows_is_told() -> None:
+def test_a_name_of_a_host_that_nobody_knows_is_told(at_once: None) -> None:
     address = "no-such-host.invalid:5105"
     with dial(address) as channel, pytest.raises(EndpointError, match="Name or service not"):
         wait_until_ready(channel, address, "driver", 1.0)

@@ -69,7 +69,7 @@ def subscribe(server: Learner) -> Iterator[Callable[..., WeightsSubscription]]:
             metadata,
             "envrunner-0",
             limits or Limits(),
-            retry_seconds=0.02,
+            retry_seconds=0.0,
             **more,
         )
         subscriptions.append(made)

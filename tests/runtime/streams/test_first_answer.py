@@ -169,7 +169,7 @@ def test_weights_come_on_another_channel_where_a_subscription_is_not_answered(
     mute: Mute, tmp_path: Path, timers: Timers
 ) -> None:
     subscription = WeightsSubscription(
-        f"unix:{tmp_path / 'l'}", METADATA, "envrunner-0", Limits(), retry_seconds=0.02
+        f"unix:{tmp_path / 'l'}", METADATA, "envrunner-0", Limits(), retry_seconds=0.0
     )
     mute.wait_for_a_call()
     mute.make_way()
