@@ -18,7 +18,6 @@ from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
-from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.testing import assert_same
 
@@ -26,17 +25,7 @@ from juggler.testing import assert_same
 def make_learner(seed: int = 0, reward_scale: float = 1.0, **connectors: Any) -> Learner:
     config = ImpalaConfig(reward_scale=reward_scale)
     model = {"hidden_sizes": [8]}
-    pieces = ConnectorsConfig(**connectors)
-    return build_learner(config, None, VECTOR, TWO, model, connectors=pieces, seed=seed)
-
-
-def test_a_script_gives_a_learner_its_connectors_as_a_table(make_batch: MakeBatch) -> None:
-    table = {"learner": [{"use": "scale_rewards", "factor": 0.5}]}
-    learner = build_learner(ImpalaConfig(), None, VECTOR, TWO, {}, connectors=table)
-    sample = learner.sample_from_episodes([make_batch()])
-    np.testing.assert_array_equal(sample["rewards"], make_batch().rewards * 0.5)
-    with pytest.raises(ValueError, match="no key 'learners': did you mean 'learner'"):
-        build_learner(ImpalaConfig(), None, VECTOR, TWO, {}, connectors={"learners": []})
+    return build_learner(config, None, VECTOR, TWO, model, connectors=connectors, seed=seed)
 
 
 def with_context(batch: EpisodeBatch, **contexts: Any) -> EpisodeBatch:
@@ -51,6 +40,8 @@ def test_episodes_and_batches_go_through_the_pipeline_and_samples_do_not(
     sample = piped.sample_from_episodes([make_batch()])
     np.testing.assert_array_equal(sample["rewards"], make_batch().rewards * 0.5)
     assert fetch_metrics(piped.step(sample)) == expected
+    with pytest.raises(ValueError, match="no key 'learners': did you mean 'learner'"):
+        build_learner(ImpalaConfig(), None, VECTOR, TWO, {}, connectors={"learners": []})
 
     class OfBatches(Impala):
         trains_on = frozenset({"batch"})
@@ -61,20 +52,14 @@ def test_episodes_and_batches_go_through_the_pipeline_and_samples_do_not(
     assert fetch_metrics(found) == expected
 
 
-@pytest.mark.parametrize("of_images", [False, True])
 def test_a_sample_with_whole_stacks_is_learned_from_as_one_with_each_frame_once(
-    make_batch: MakeBatch, of_images: bool
+    make_batch: MakeBatch,
 ) -> None:
-    space = spaces.Box(0, 255, (36, 40, 2), np.uint8) if of_images else VECTOR
+    space = spaces.Box(0, 255, (36, 40, 2), np.uint8)
+    config = {"algorithm": "dqn", "replay_begin": 4, "replay_batch_size": 8}
+    connectors = {"env_to_module": [{"use": "frame_stack", "k": 3}]}
     learners = [
-        build_learner(
-            {"algorithm": "dqn", "replay_begin": 4, "replay_batch_size": 8},
-            None,
-            space,
-            TWO,
-            {"hidden_sizes": [8]},
-            connectors=ConnectorsConfig(env_to_module=[{"use": "frame_stack", "k": 3}]),
-        )
+        build_learner(config, None, space, TWO, {"hidden_sizes": [8]}, connectors=connectors)
         for _ in range(2)
     ]
     seen = np.random.default_rng(0).integers(0, 200, (2, 7, *space.shape)).astype(space.dtype)
@@ -93,24 +78,6 @@ def test_a_sample_with_whole_stacks_is_learned_from_as_one_with_each_frame_once(
     found = [learners[0].step(once), learners[1].step(whole)]
     assert fetch_metrics(found[0]) == fetch_metrics(found[1])
     assert_same(learners[0].get_weights(), learners[1].get_weights())
-
-
-def test_the_module_sees_what_context_connectors_add(make_batch: MakeBatch) -> None:
-    learner = make_learner(env_to_module=[{"use": "frame_stack", "k": 3}])
-    batch = with_context(make_batch(2, 4, ends=0.0), frame_stack=np.zeros((2, 2, 4), np.float32))
-    sample = learner.sample_from_episodes([batch])
-    assert sample["observations"].shape == (2, 4, 12)
-    np.testing.assert_array_equal(sample["observations"][:, 2, :4], batch.observations[:, 0])
-    np.testing.assert_array_equal(sample["observations"][:, 2, 8:], batch.observations[:, 2])
-    before = learner.state
-    learner.step(sample)
-    assert learner.state is not before
-    (weight,) = [
-        array
-        for name, array in learner.get_weights().items()
-        if array.ndim == 2 and array.shape[1] == 12
-    ]
-    assert weight.shape == (8, 12)
 
 
 def test_what_a_pipeline_has_learned_is_saved_and_restored(make_batch: MakeBatch) -> None:

@@ -187,15 +187,6 @@ def test_a_learner_without_asynchronous_updates_has_no_thread(make_batch: MakeBa
         make_learner(updates_in_flight=0)
 
 
-def test_what_the_algorithm_does_not_serve_is_said_at_once(make_batch: MakeBatch) -> None:
-    class OfEpisodes(Impala):
-        trains_on = frozenset({"episodes"})
-
-    learner = make_learner(core=OfEpisodes)
-    with pytest.raises(TypeError, match="does not serve update_from_batch"):
-        learner.update_from_batch({}, async_update=True)
-
-
 class Hooked(Learner):
     """Learns from rewards that are twice as high, by half the gradient."""
 

@@ -228,16 +228,15 @@ def test_the_target_network_acts_if_it_is_to(make_batch: MakeBatch, target_acts:
 
 
 def test_schedules_count_what_arrived_and_not_how_often_it_was_drawn(make_batch: MakeBatch) -> None:
-    schedule = [(0.0, 1.0), (100.0, 0.0)]
-    core = make_core(replay_begin=0, replay_batch_size=8, exploration_epsilon=schedule)
-    learner = Learner(core)
-    arrived, metrics = 0, {}
+    core = make_core(replay_begin=0, replay_batch_size=8, exploration_epsilon=[(0, 1.0), (99, 0.0)])
+    learner, arrived = Learner(core), 0
     for seed in range(3):
         batch = make_batch(4, 6, seed=seed)
-        arrived += batch.live_steps
         metrics = fetch_metrics(learner.update_from_episodes([batch]))
+        arrived += batch.live_steps
+        before = arrived - batch.live_steps
+        assert 1 - arrived / 99 < metrics["epsilon"] < 1 - before / 99 + 0.01
     assert int(learner.state["steps"]) == arrived
-    assert 1 - arrived / 100 < metrics["epsilon"] < 1 - (arrived - batch.live_steps) / 100 + 0.01
 
 
 @pytest.mark.parametrize("passes", [{}, {"num_epochs": 2, "minibatch_size": 3}])

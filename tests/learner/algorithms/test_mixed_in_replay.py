@@ -144,19 +144,6 @@ def test_learners_repeat_themselves_and_go_on_from_what_they_saved(
     check_learner(lambda seed: Learner(make_core(kind), seed=seed), samples)
 
 
-@pytest.mark.parametrize("saved", [True, False])
-def test_a_player_that_begins_anew_does_not_see_its_old_steps(
-    make_batch: MakeBatch, saved: bool
-) -> None:
-    learner = Learner(make_core(Noting, save_replay=saved))
-    for seed in range(3):
-        learner.update_from_episodes([make_batch(3, 6, seed=seed)])
-    learner.reset(seed=1)
-    learner.update_from_episodes([make_batch(3, 6, seed=9)])
-    assert [len(columns["live"]) for _, columns in learner.core.noted[-2:]] != [3, 3]
-    assert len(learner.core.noted[-1][1]["live"]) == 3
-
-
 def test_members_of_a_population_share_the_old_rows(make_batch: MakeBatch) -> None:
     alone = Learner(make_core())
     together = Learner(Population(make_core(), size=2, same_start=True))

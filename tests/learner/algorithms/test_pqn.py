@@ -15,9 +15,7 @@ from support.slow_losses import Step, in_training, slow_steps
 
 from juggler.learner.algorithms.pqn import PqnConfig
 from juggler.learner.algorithms.pqn.core import Pqn
-from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.data.collate import collate
-from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.modules.models import ActorCritic, QNetwork
 from juggler.runtime.wire.errors import UnsupportedSpace
@@ -93,22 +91,6 @@ def test_gradients_are_those_of_lambda_returns_written_out_step_by_step(
     assert found.keys() == named.keys()
     for name, gradient in zip(named, expected, strict=True):
         np.testing.assert_allclose(found[name], gradient, rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-def test_epsilon_follows_the_steps_trained_on_and_goes_out_with_the_weights(
-    make_batch: MakeBatch,
-) -> None:
-    core = make_core(exploration_epsilon=[(0.0, 0.8), (30.0, 0.2)], epochs=2, minibatches=1)
-    learner = Learner(core, seed=0)
-    assert learner.get_weights()["epsilon"] == 1.0, "nothing is known yet"
-    batch = make_batch(3, 6, reset_rows=False, choices=3)
-    seen = []
-    for _ in range(3):
-        metrics = fetch_metrics(learner.update_from_episodes([batch]))
-        seen.append(float(learner.get_weights()["epsilon"]))
-    assert metrics["epsilon"] == pytest.approx(0.2)
-    assert seen[-1] == pytest.approx(0.2)
-    assert seen[0] > seen[1] >= seen[2]
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])

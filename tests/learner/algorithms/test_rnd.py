@@ -485,6 +485,7 @@ def test_what_cannot_be_explored_with_says_so() -> None:
     [
         ({"kind": "rdn"}, r"intrinsic\.kind: 'rdn'"),
         ({"coefficent": 1.0}, "no key 'coefficent': did you mean"),
+        ({"coefficient": "much"}, r"intrinsic\.coefficient: expected a"),
         ({"coefficient": 0.0}, r"intrinsic\.coefficient = 0\.0"),
         ({"gamma_int": 1.0}, r"intrinsic\.gamma_int = 1\.0: must"),
         ({"predictor_share": 0.0}, r"predictor_share = 0\.0: must be"),

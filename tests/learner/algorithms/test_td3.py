@@ -190,16 +190,6 @@ def test_a_policy_that_stays_takes_no_part_in_the_norm_that_is_limited() -> None
     assert float(metrics["grad_norm"]) == pytest.approx(norm)
 
 
-def test_noise_is_infinite_until_learning_begins_and_then_what_the_schedule_says() -> None:
-    core = make_core(exploration_noise=[(0.0, 0.4), (12.0, 0.1)])
-    state = core.init(0)
-    told = [float(core.get_params(state)["exploration_noise"])]
-    for _ in range(4):
-        state = core.step(state, rows()).state
-        told.append(float(core.get_params(state)["exploration_noise"]))
-    assert told == pytest.approx([math.inf, 0.4, 0.25, 0.1, 0.1])
-
-
 @pytest.mark.parametrize(
     "space",
     [spaces.Box(-2, 2, (), np.float32), spaces.Box(-1, 3, (2, 3), np.float64), BOX],

@@ -163,15 +163,6 @@ def test_what_is_no_loss_is_named_with_what_to_return_instead(
         core.grads(core.init(0), SAMPLE)
 
 
-def test_a_loss_that_is_one_is_learned_from_and_so_is_that_of_a_population() -> None:
-    core = mine(lambda loss: loss)
-    output = core.step(core.init(0), SAMPLE)
-    assert output.metrics["grad_norm"] > 0
-    population = juggler.Population(core, size=2)
-    metrics = population.step(population.init(0), SAMPLE).metrics
-    assert all(metrics[f"grad_norm[{index}]"] > 0 for index in range(2))
-
-
 class Mistyped(Mine):
     """Asks for a column that there is not."""
 

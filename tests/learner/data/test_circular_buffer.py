@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 
 import pytest
-from gymnasium import spaces
 
-from juggler.learner.algorithms.appo import AppoConfig
-from juggler.learner.algorithms.appo.core import Appo
-from juggler.learner.algorithms.impala import ImpalaConfig
-from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.core.learner_core import Columns
 from juggler.learner.data.sources import CircularBuffer
-from juggler.runtime.modules.module_specs import build_module
 
 
 def sample(number: int) -> Columns:
@@ -44,13 +37,6 @@ def test_each_sample_is_used_k_times_while_it_is_one_of_the_newest_n(
         assert max(each) < batches
 
 
-def test_as_many_samples_are_due_with_every_push_once_it_is_full() -> None:
-    buffer = CircularBuffer(8, 2)
-    due = [numbers(buffer.add(sample(number))) for number in range(20)]
-    assert due[3] == [3]
-    assert all(each == [number - 4, number] for number, each in list(enumerate(due))[8:])
-
-
 def test_what_is_forgotten_is_not_used_again() -> None:
     buffer = CircularBuffer(4, 2)
     uses = Counter(number for each in range(3) for number in numbers(buffer.add(sample(each))))
@@ -59,13 +45,3 @@ def test_what_is_forgotten_is_not_used_again() -> None:
         uses.update(numbers(buffer.add(sample(each))))
     assert [uses[number] for number in range(3)] == [2, 1, 1]
     assert uses[10] == 2
-
-
-def test_an_algorithm_chooses_its_source_of_data() -> None:
-    make = partial(build_module, None, spaces.Box(-1, 1, (3,)), spaces.Discrete(2), {})
-    twice = Appo(make, AppoConfig(buffer_batches=2, batch_uses=2)).data_source()
-    twice.add(sample(0))
-    assert numbers(twice.add(sample(1))) == [0, 1]
-    once = Impala(make, ImpalaConfig()).data_source()
-    assert numbers(once.add(sample(0))) == [0]
-    assert numbers(once.add(sample(1))) == [1]
