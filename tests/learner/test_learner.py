@@ -17,7 +17,7 @@ from torch import Tensor
 
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.algorithms.registry import build_learner
+from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
 from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.data.collate import collate
@@ -46,7 +46,7 @@ def policy_outputs(learner: Learner) -> Tensor:
 
 
 def bandit_batch(learner: Learner, make_batch: MakeBatch, seed: int) -> EpisodeBatch:
-    """Episodes of one step each, in which action 3 pays, by the learner's own policy."""
+    """Episodes of one step by the learner's own policy; action 3 pays."""
     spec = learner.core._make_module().action_distribution()
     shape = (16, 8)
     noise = spec.draw_noise(shape, torch.Generator().manual_seed(seed))
@@ -252,3 +252,188 @@ def test_a_hook_that_mends_episodes_comes_before_anybody_looks_at_them(
 
 def _mended(batch: EpisodeBatch) -> EpisodeBatch:
     return replace(batch, rewards=np.nan_to_num(batch.rewards))
+
+
+# The connectors that process batches before a learner's algorithm.
+
+
+def piped_learner(seed: int = 0, reward_scale: float = 1.0, **connectors: Any) -> Learner:
+    config = ImpalaConfig(reward_scale=reward_scale)
+    model = {"hidden_sizes": [8]}
+    return build_learner(config, None, VECTOR, TWO, model, connectors=connectors, seed=seed)
+
+
+def with_context(batch: EpisodeBatch, **contexts: Any) -> EpisodeBatch:
+    return replace(batch, states={"connectors": contexts})
+
+
+def test_episodes_and_batches_go_through_the_pipeline_and_samples_do_not(
+    make_batch: MakeBatch,
+) -> None:
+    piped = piped_learner(learner=[{"use": "scale_rewards", "factor": 0.5}])
+    expected = fetch_metrics(piped_learner(reward_scale=0.5).update_from_episodes([make_batch()]))
+    sample = piped.sample_from_episodes([make_batch()])
+    np.testing.assert_array_equal(sample["rewards"], make_batch().rewards * 0.5)
+    assert fetch_metrics(piped.step(sample)) == expected
+    with pytest.raises(ValueError, match="no key 'learners': did you mean 'learner'"):
+        build_learner(ImpalaConfig(), None, VECTOR, TWO, {}, connectors={"learners": []})
+
+    class OfBatches(Impala):
+        trains_on = frozenset({"batch"})
+
+    core = OfBatches(piped.core._make_module, piped.config)
+    of_batches = Learner(core, pipeline=piped.pipeline)
+    found = of_batches.update_from_batch(collate([make_batch()]))
+    assert fetch_metrics(found) == expected
+
+
+def test_a_sample_with_whole_stacks_is_learned_from_as_one_with_each_frame_once(
+    make_batch: MakeBatch,
+) -> None:
+    space = spaces.Box(0, 255, (36, 40, 2), np.uint8)
+    config = {"algorithm": "dqn", "replay_begin": 4, "replay_batch_size": 8}
+    connectors = {"env_to_module": [{"use": "frame_stack", "k": 3}]}
+    learners = [
+        build_learner(config, None, space, TWO, {"hidden_sizes": [8]}, connectors=connectors)
+        for _ in range(2)
+    ]
+    seen = np.random.default_rng(0).integers(0, 200, (2, 7, *space.shape)).astype(space.dtype)
+    batch = replace(
+        make_batch(2, 4, ends=0.0),
+        observations=seen[:, :4],
+        last_observations=seen[:, 4],
+        final_observations=seen[:0, 0],
+    )
+    batch = with_context(batch, frame_stack=seen[:, 5:])
+    once = learners[0].sample_from_episodes([batch])
+    assert "frames" in once
+    learners[1].pipeline.frames_once = False
+    whole = learners[1].sample_from_episodes([batch])
+    learners[1].pipeline.keep_frames_once()
+    found = [learners[0].step(once), learners[1].step(whole)]
+    assert fetch_metrics(found[0]) == fetch_metrics(found[1])
+    assert_same(learners[0].get_weights(), learners[1].get_weights())
+
+
+def test_what_a_pipeline_has_learned_is_saved_and_restored(make_batch: MakeBatch) -> None:
+    learner = piped_learner(learner=["normalize_rewards"])
+    batches = [
+        with_context(make_batch(seed=seed), discounted_returns=np.zeros(3, np.float32))
+        for seed in range(4)
+    ]
+    for batch in batches[:2]:
+        learner.update_from_episodes([batch])
+    tree, extras = learner.save()
+    saved: Any = tree["learner_pipelines"]
+    kept = {name: x.copy() for name, x in saved["default"]["normalize_rewards"].items()}
+    assert kept["count"] == sum(batch.live_steps for batch in batches[:2])
+    expected = [fetch_metrics(learner.update_from_episodes([batch])) for batch in batches[2:]]
+    assert saved["default"]["normalize_rewards"] == kept
+
+    restored = piped_learner(seed=7, learner=["normalize_rewards"])
+    restored.restore(tree, extras)
+    found = [fetch_metrics(restored.update_from_episodes([batch])) for batch in batches[2:]]
+    assert found == expected
+
+
+def test_a_checkpoint_with_another_pipeline_is_refused_and_changes_nothing(
+    make_batch: MakeBatch,
+) -> None:
+    plain, normalizing = piped_learner(), piped_learner(learner=["normalize_rewards"])
+    before = normalizing.state
+    with pytest.raises(
+        StateMismatch, match="'learner_pipelines/normalize_rewards' is in the checkpoint"
+    ):
+        plain.restore(*normalizing.save())
+    with pytest.raises(StateMismatch, match="'learner_pipelines/normalize_rewards' is here"):
+        normalizing.restore(*plain.save())
+    assert normalizing.state is before
+    assert torch.equal(
+        normalizing.pipeline.get_state()["normalize_rewards"]["count"],
+        torch.zeros((), dtype=torch.float64),
+    )
+
+
+# Hyper-parameters that are out of range, but for those in `docs/errors.txt`.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"lr": float("nan")}, "lr = nan: must be above 0 and finite"),
+        ({"lr": float("inf")}, "lr = inf: must be above 0 and finite"),
+        ({"optimizer": "sgd"}, "optimizer = 'sgd' is not known"),
+        ({"optimizer_epsilon": 0.0}, "optimizer_epsilon = 0.0: must be above 0"),
+        ({"reward_scale": 0.0}, "reward_scale = 0.0: must be above 0"),
+        ({"weights_interval": 7}, "weights_interval = 7 with"),
+        ({"weights_dtype": "float16"}, "weights_dtype = 'float16' is not"),
+        ({"value_coefficient": -1.0}, "value_coefficient = -1.0: must be"),
+        ({"entropy_coefficient": -1.0}, "entropy_coefficient = -1.0: must"),
+        ({"lr": [(1e-3, 1e-4)]}, "lr = .*: the step 0.001 .* must"),
+        (
+            {"entropy_coefficient": [(0, 0.1), (0.5, 0)]},
+            r"entropy_.*: the step 0.5 .* whole number",
+        ),
+        ({"lr": [(-1, 0.1)]}, r"lr = .*: expected a number, or \[step, value\]"),
+        ({"lr": [(0, -0.1)]}, "lr = .*: values must be at least"),
+        (
+            {"entropy_coefficient": [(0, float("nan"))]},
+            "entropy_coefficient = .*: expected a number",
+        ),
+        ({"rho_bar_pg": 0.0}, "rho_bar_pg = 0.0: must be above 0"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_what_is_allowed(
+    wrong: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        ImpalaConfig(**wrong).validate()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "wrong", "said"),
+    [
+        ("appo", {"target_period": 0}, "target_period = 0: must be"),
+        ("appo", {"buffer_batches": 0}, "buffer_batches = 0: must be"),
+        ("appo", {"batch_uses": 0}, "batch_uses = 0: must be"),
+        ("appo", {"clip": 0.0}, "clip = 0.0: must be"),
+        ("appo", {"behaviour_clip": -1.0}, "behaviour_clip = -1.0: must be"),
+        ("appo", {"kl_coefficient": 0.0}, "kl_coefficient = 0.0: must be"),
+        ("appo", {"target_kl": -0.1}, "target_kl = -0.1: must be"),
+        ("appo", {"target_kl": 0.1, "target_period": 1}, "target_kl = 0.1 with"),
+        ("dqn", {"target_share": 1.5}, "target_share = 1.5: must be"),
+        ("dqn", {"target_share": 0.0}, "target_share = 0.0: the target"),
+        ("dqn", {"exploration_epsilon": [(0, 1.0), (10, 2.0)]}, "exploration_epsilon"),
+        ("impala", {"replay_share": -0.1}, "replay_share = -0.1: must be"),
+        ("impala", {"replay_capacity": 0}, "replay_capacity = 0: must be"),
+        ("appo", {"replay_memory": 0}, "replay_memory = 0: must be"),
+        ("ppo", {"minibatches": 4096}, "minibatches = 4096: must be"),
+        ("ppo", {"clip": 0.0}, "clip = 0.0: must be"),
+        ("ppo", {"value_clip": -1.0}, "value_clip = -1.0: must be"),
+        ("ppo", {"target_kl": 0.0}, "target_kl = 0.0: must be"),
+        ("sac", {"temperature": 0.0}, "temperature = 0.0: must be above 0"),
+        ("sac", {"temperature": 0.1, "target_entropy": -1.0}, ".* given is not learned"),
+        ("td3", {"policy_period": 0}, "policy_period = 0: must be at least 1"),
+        ("td3", {"exploration_noise": -0.1}, "exploration_noise = -0.1: must be"),
+        ("td3", {"target_noise": -1.0}, "target_noise = -1.0: must be at least 0"),
+        ("td3", {"target_noise_clip": -1.0}, "target_noise_clip = -1.0: must be"),
+    ],
+)
+def test_a_value_out_of_range_of_an_algorithm_is_named(
+    algorithm: str, wrong: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        ALGORITHMS[algorithm].config(**wrong).validate()
+
+
+@pytest.mark.parametrize("algorithm", ["impala", "appo"])
+def test_old_rows_need_room_for_a_whole_one(algorithm: str) -> None:
+    config: Any = ALGORITHMS[algorithm].config
+    with pytest.raises(ValueError, match="must be at least fragment_steps = 64"):
+        config(replay_share=0.5, replay_capacity=63).validate_rows(64)
+
+
+def test_what_is_in_range_passes() -> None:
+    ImpalaConfig().validate()
+    ImpalaConfig(grad_clip=None, optimizer="rmsprop", rho_bar=2.0, gamma=1.0).validate()
+    ImpalaConfig(lr=[(0, 0.0), (10, 1e-3), (1e6, 0.0)], entropy_coefficient=0.0).validate()

@@ -381,7 +381,7 @@ def assert_as_played(
 def test_rows_of_different_lengths_may_begin_with_a_step_that_is_not_live(
     make_batch: MakeBatch,
 ) -> None:
-    """Each row's last observation is its own, also behind steps that fill it up."""
+    """Each row keeps its own last observation behind padding."""
     live = np.ones((3, 5), bool)
     live[1, 0] = live[2, 3:] = False
     core = Impala(MODULES["lstm"], ImpalaConfig())

@@ -189,12 +189,12 @@ def test_functions_of_torch_map_over_columns_as_over_a_dict() -> None:
 # Where a loss is recorded, columns of any length have the same shapes, and the same gradients.
 
 
-VARYING_COLUMNS_ROWS, STEPS = 32, 32
+ROW_COUNT, STEPS = 32, 32
 
 
 def sample_of(make_batch: MakeBatch, seed: int, ends: float = 0.02) -> Any:
-    state = {"hidden": torch.ones(VARYING_COLUMNS_ROWS, 8)}  # [N, 8]
-    batch = make_batch(VARYING_COLUMNS_ROWS, STEPS, seed=seed, ends=ends)
+    state = {"hidden": torch.ones(ROW_COUNT, 8)}  # [N, 8]
+    batch = make_batch(ROW_COUNT, STEPS, seed=seed, ends=ends)
     return {**collate([batch]), "states": {"module": state}}
 
 
@@ -212,7 +212,7 @@ def test_numbers_of_truncated_episodes_come_again_and_take_little_room(
         columns = with_recurring_shapes(sample)
         count = len(columns[c.FINAL_ROWS])
         after.add(count)
-        assert 0 <= count - truncated_episodes(sample) < VARYING_COLUMNS_ROWS * STEPS / 64
+        assert 0 <= count - truncated_episodes(sample) < ROW_COUNT * STEPS / 64
         assert {len(columns[name]) for name in c.FINALS if name in columns} == {count}
         assert not columns.keys() & set(c.SEGMENTS)
         assert sample.keys() >= set(c.SEGMENTS), "a sample stays as it is"
@@ -223,7 +223,7 @@ def test_numbers_of_truncated_episodes_come_again_and_take_little_room(
 def test_gradients_are_the_same_up_to_rounding(make_batch: MakeBatch, name: str) -> None:
     core = make_core(name)
     state, sample = core.init(seed=1), sample_of(make_batch, seed=3)
-    assert truncated_episodes(sample) % (VARYING_COLUMNS_ROWS * STEPS // 64), "it is rounded up"
+    assert truncated_episodes(sample) % (ROW_COUNT * STEPS // 64), "it is rounded up"
     found = []
     for recordings in (None, Recordings(1, math.inf)):
         core._recordings = recordings

@@ -58,13 +58,6 @@ def test_a_learner_that_no_row_came_to_says_that_the_others_wait_for_it() -> Non
     assert replay.books()["replay_steps_missing"] == 1
 
 
-def test_rows_for_which_a_table_has_no_room_left_unused() -> None:
-    replay = make(capacity=10, begin=1000)
-    list(replay.add(numbered(0, 25)))
-    told = replay.books()
-    assert (told["replay_rows_waiting"], told["replay_rows_unused"]) == (10, 15)
-
-
 def marked(make_batch: MakeBatch, seed: int, steps: int) -> EpisodeBatch:
     """Rows whose observations and rewards all hold the row's own number."""
     rows = 3
