@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.algorithms.registry import build_learner, find_algorithm
+from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
 from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.state_trees import StateMismatch
 from juggler.learner.data.collate import collate
@@ -45,8 +45,8 @@ def policy_outputs(learner: Learner) -> Tensor:
     return outputs["action_dist_inputs"][0]
 
 
-def bandit_batch(learner: Learner, make_batch: MakeBatch, reward: Callable[..., Any], seed: int):
-    """Episodes of one step each, played by the learner's own policy."""
+def bandit_batch(learner: Learner, make_batch: MakeBatch, seed: int) -> EpisodeBatch:
+    """Episodes of one step by the learner's own policy; action 3 pays."""
     spec = learner.core._make_module().action_distribution()
     shape = (16, 8)
     noise = spec.draw_noise(shape, torch.Generator().manual_seed(seed))
@@ -57,7 +57,7 @@ def bandit_batch(learner: Learner, make_batch: MakeBatch, reward: Callable[..., 
         observations=np.ones((*shape, 4), np.float32),
         actions=actions.numpy(),
         action_logp=distribution.log_prob(actions).numpy(),
-        rewards=np.asarray(reward(actions.numpy()), np.float32),
+        rewards=(actions == 3).float().numpy(),
         live=np.ones(shape, bool),
         terminated=np.ones(shape, bool),
         truncated=np.zeros(shape, bool),
@@ -68,35 +68,9 @@ def test_a_learner_finds_the_action_that_pays(make_batch: MakeBatch) -> None:
     learner = make_learner(spaces.Discrete(3, start=1), lr=0.02)
     before = policy_outputs(learner).softmax(-1)
     for seed in range(40):
-        batch = bandit_batch(learner, make_batch, lambda actions: actions == 3, seed)
-        learner.update_from_episodes([batch])
+        learner.update_from_episodes([bandit_batch(learner, make_batch, seed)])
     assert before[2] < 0.5
     assert policy_outputs(learner).softmax(-1)[2] > 0.95
-
-
-def test_a_learner_finds_the_torque_that_pays(make_batch: MakeBatch) -> None:
-    learner = make_learner(spaces.Box(-1, 1, (1,), np.float32), lr=0.02)
-
-    def reward(actions: np.ndarray) -> np.ndarray:
-        return -np.square(actions[..., 0] - 0.8)
-
-    for seed in range(80):
-        learner.update_from_episodes([bandit_batch(learner, make_batch, reward, seed)])
-    mean, log_std = policy_outputs(learner)
-    assert abs(mean - 0.8) < 0.2
-    assert log_std < -0.3  # and has become surer of it
-
-
-def test_a_step_without_a_sample_takes_the_next_of_the_source(make_batch: MakeBatch) -> None:
-    samples = [collate([make_batch(seed=seed)]) for seed in range(2)]
-    given, sourced = make_learner(), make_learner()
-    sourced.source = iter(samples)
-    for sample in samples:
-        assert fetch_metrics(given.step(sample)) == fetch_metrics(sourced.step())
-    with pytest.raises(StopIteration):
-        sourced.step()
-    with pytest.raises(ValueError, match="needs a learner with a source"):
-        given.step()
 
 
 def test_a_number_takes_the_place_of_a_schedule_until_it_is_taken_back(
@@ -129,8 +103,9 @@ def test_an_update_that_the_algorithm_does_not_serve_says_which_it_does(
     make_module = make_learner().core._make_module
     learner = Learner(OfEpisodes(make_module, ImpalaConfig()))
     sample = collate([make_batch()])
-    with pytest.raises(TypeError, match="does not serve update_from_batch"):
-        learner.update_from_batch(sample)
+    for asynchronous in (False, True):
+        with pytest.raises(TypeError, match="does not serve update_from_batch"):
+            learner.update_from_batch(sample, async_update=asynchronous)
 
     class OfBatches(Impala):
         trains_on = frozenset({"batch"})
@@ -139,20 +114,6 @@ def test_an_update_that_the_algorithm_does_not_serve_says_which_it_does(
     assert other.update_from_batch(sample)["skipped"] == 0
     with pytest.raises(TypeError, match="does not serve"):
         other.update_from_episodes([make_batch()])
-
-
-def test_episodes_may_be_changed_before_they_are_trained_on(make_batch: MakeBatch) -> None:
-    class Doubling(Learner):
-        def preprocess_episodes(self, episodes: Sequence[EpisodeBatch]) -> Sequence[EpisodeBatch]:
-            for batch in episodes:
-                batch.rewards[:] *= 2
-            return episodes
-
-    plain = make_learner()
-    doubling = Doubling(plain.core)
-    rewards = make_batch().rewards
-    expected = plain.update_from_episodes([make_batch(rewards=rewards * 2)])
-    assert fetch_metrics(doubling.update_from_episodes([make_batch()])) == fetch_metrics(expected)
 
 
 def test_weights_are_the_parameters_that_acting_needs_as_arrays_by_name() -> None:
@@ -165,37 +126,6 @@ def test_weights_are_the_parameters_that_acting_needs_as_arrays_by_name() -> Non
     assert len(parameters) > len(weights)
     for name, array in weights.items():
         np.testing.assert_array_equal(array, parameters[name])
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_a_restored_learner_goes_on_with_the_same_numbers(
-    make_batch: MakeBatch, optimizer: str
-) -> None:
-    settings = {"optimizer": optimizer, "lr": [(0, 5e-4), (500, 0.0)]}
-    learner = make_learner(**settings)
-    for seed in range(3):
-        learner.update_from_episodes([make_batch(seed=seed)])
-    tree: dict[str, Any]
-    tree, extras = learner.save()
-    expected = [fetch_metrics(learner.update_from_episodes([make_batch(seed=s)])) for s in (7, 8)]
-
-    restored = make_learner(seed=99, **settings)
-    del tree["default"]["buffers"]  # empty: a file of arrays does not keep it
-    restored.restore(tree, extras)
-    found = [fetch_metrics(restored.update_from_episodes([make_batch(seed=s)])) for s in (7, 8)]
-    assert found == expected
-    assert restored.updates == learner.updates == 5
-    for name, tensor in learner.get_params().items():
-        assert torch.equal(restored.get_params()[name], tensor)
-
-
-def test_a_saved_tree_is_not_changed_by_later_updates(make_batch: MakeBatch) -> None:
-    learner = make_learner()
-    saved: dict[str, Any] = learner.save()[0]
-    tree, name = saved["default"], "value_head.weight"
-    before = tree["parameters"][name].copy()
-    learner.update_from_episodes([make_batch()])
-    np.testing.assert_array_equal(tree["parameters"][name], before)
 
 
 @pytest.mark.parametrize(
@@ -269,42 +199,13 @@ def test_a_checkpoint_with_something_else_in_a_place_is_refused() -> None:
         learner.restore({"default": {**own, "moments": np.zeros(1)}}, extras)
 
 
-def test_a_learner_is_built_from_the_fields_of_a_config(make_batch: MakeBatch) -> None:
-    fields = {"algorithm": "impala", "lr": 1e-2, "adam_betas": [0.8, 0.9]}
-    learner = build_learner(fields, None, VECTOR, TWO, {})
-    assert learner.config.lr == 1e-2
-    assert learner.update_from_episodes([make_batch()])["lr"] == 1e-2
-
-
-def test_an_unknown_algorithm_is_told_the_nearest() -> None:
-    with pytest.raises(ValueError, match="'imapla' is not known: did you"):
-        find_algorithm("imapla")
-    with pytest.raises(ValueError, match=r"known are .*impala"):
-        find_algorithm("zzz")
-
-
 # NaN and infinity in what a script has a learner learn from: they reach no replay.
-
-
-def dqn() -> Learner:
-    keys = {"replay_begin": 0, "replay_batch_size": 8, "replay_ratio": 1.0}
-    return build_learner(
-        {"algorithm": "dqn", **keys},
-        None,
-        VECTOR,
-        TWO,
-        {"hidden_sizes": [8]},
-    )
 
 
 def with_one(batch: EpisodeBatch, column: str, at: tuple[int, ...], value: float) -> EpisodeBatch:
     array = getattr(batch, column).copy()
     array[at] = value
     return replace(batch, **{column: array})
-
-
-def columns_of(batch: EpisodeBatch) -> dict[str, Any]:
-    return batch.to_tree()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -320,10 +221,10 @@ def columns_of(batch: EpisodeBatch) -> dict[str, Any]:
 def test_a_number_that_is_not_finite_is_named_before_a_replay_keeps_it(
     make_batch: MakeBatch, column: str, at: tuple[int, ...], where: str, value: float
 ) -> None:
-    learner = dqn()
+    learner = Learner(make_core("dqn"))
     bad = with_one(make_batch(3, 6, ends=0.0), column, at, value)
     with pytest.raises(ValueError, match=f"^{column} in {where} are {value}: only finite"):
-        learner.update_from_batch(columns_of(bad))
+        learner.update_from_batch(bad.to_tree())
     with pytest.raises(ValueError, match=f"^{column} in row . of batch 1 at step"):
         learner.update_from_episodes([make_batch(3, 6), bad])
     with pytest.raises(ValueError, match="only finite numbers"):
@@ -343,20 +244,196 @@ def test_a_hook_that_mends_episodes_comes_before_anybody_looks_at_them(
             return [_mended(each) for each in episodes]
 
     bad = with_one(make_batch(3, 6, ends=0.0), "rewards", (1, 2), np.nan)
-    one = Mends(
-        build_learner(
-            {"algorithm": "impala"},
-            None,
-            VECTOR,
-            TWO,
-            {},
-        ).core
-    )
-    other = Learner(one.core)
-    metrics = [fetch_metrics(one.update_from_episodes([bad]))]
-    metrics.append(fetch_metrics(other.update_from_episodes([_mended(bad)])))
-    assert metrics[0] == metrics[1]
+    other = make_learner()
+    one = Mends(other.core)
+    found = fetch_metrics(one.update_from_episodes([bad]))
+    assert found == fetch_metrics(other.update_from_episodes([_mended(bad)]))
 
 
 def _mended(batch: EpisodeBatch) -> EpisodeBatch:
     return replace(batch, rewards=np.nan_to_num(batch.rewards))
+
+
+# The connectors that process batches before a learner's algorithm.
+
+
+def piped_learner(seed: int = 0, reward_scale: float = 1.0, **connectors: Any) -> Learner:
+    config = ImpalaConfig(reward_scale=reward_scale)
+    model = {"hidden_sizes": [8]}
+    return build_learner(config, None, VECTOR, TWO, model, connectors=connectors, seed=seed)
+
+
+def with_context(batch: EpisodeBatch, **contexts: Any) -> EpisodeBatch:
+    return replace(batch, states={"connectors": contexts})
+
+
+def test_episodes_and_batches_go_through_the_pipeline_and_samples_do_not(
+    make_batch: MakeBatch,
+) -> None:
+    piped = piped_learner(learner=[{"use": "scale_rewards", "factor": 0.5}])
+    expected = fetch_metrics(piped_learner(reward_scale=0.5).update_from_episodes([make_batch()]))
+    sample = piped.sample_from_episodes([make_batch()])
+    np.testing.assert_array_equal(sample["rewards"], make_batch().rewards * 0.5)
+    assert fetch_metrics(piped.step(sample)) == expected
+    with pytest.raises(ValueError, match="no key 'learners': did you mean 'learner'"):
+        build_learner(ImpalaConfig(), None, VECTOR, TWO, {}, connectors={"learners": []})
+
+    class OfBatches(Impala):
+        trains_on = frozenset({"batch"})
+
+    core = OfBatches(piped.core._make_module, piped.config)
+    of_batches = Learner(core, pipeline=piped.pipeline)
+    found = of_batches.update_from_batch(collate([make_batch()]))
+    assert fetch_metrics(found) == expected
+
+
+def test_a_sample_with_whole_stacks_is_learned_from_as_one_with_each_frame_once(
+    make_batch: MakeBatch,
+) -> None:
+    space = spaces.Box(0, 255, (36, 40, 2), np.uint8)
+    config = {"algorithm": "dqn", "replay_begin": 4, "replay_batch_size": 8}
+    connectors = {"env_to_module": [{"use": "frame_stack", "k": 3}]}
+    learners = [
+        build_learner(config, None, space, TWO, {"hidden_sizes": [8]}, connectors=connectors)
+        for _ in range(2)
+    ]
+    seen = np.random.default_rng(0).integers(0, 200, (2, 7, *space.shape)).astype(space.dtype)
+    batch = replace(
+        make_batch(2, 4, ends=0.0),
+        observations=seen[:, :4],
+        last_observations=seen[:, 4],
+        final_observations=seen[:0, 0],
+    )
+    batch = with_context(batch, frame_stack=seen[:, 5:])
+    once = learners[0].sample_from_episodes([batch])
+    assert "frames" in once
+    learners[1].pipeline.frames_once = False
+    whole = learners[1].sample_from_episodes([batch])
+    learners[1].pipeline.keep_frames_once()
+    found = [learners[0].step(once), learners[1].step(whole)]
+    assert fetch_metrics(found[0]) == fetch_metrics(found[1])
+    assert_same(learners[0].get_weights(), learners[1].get_weights())
+
+
+def test_what_a_pipeline_has_learned_is_saved_and_restored(make_batch: MakeBatch) -> None:
+    learner = piped_learner(learner=["normalize_rewards"])
+    batches = [
+        with_context(make_batch(seed=seed), discounted_returns=np.zeros(3, np.float32))
+        for seed in range(4)
+    ]
+    for batch in batches[:2]:
+        learner.update_from_episodes([batch])
+    tree, extras = learner.save()
+    saved: Any = tree["learner_pipelines"]
+    kept = {name: x.copy() for name, x in saved["default"]["normalize_rewards"].items()}
+    assert kept["count"] == sum(batch.live_steps for batch in batches[:2])
+    expected = [fetch_metrics(learner.update_from_episodes([batch])) for batch in batches[2:]]
+    assert saved["default"]["normalize_rewards"] == kept
+
+    restored = piped_learner(seed=7, learner=["normalize_rewards"])
+    restored.restore(tree, extras)
+    found = [fetch_metrics(restored.update_from_episodes([batch])) for batch in batches[2:]]
+    assert found == expected
+
+
+def test_a_checkpoint_with_another_pipeline_is_refused_and_changes_nothing(
+    make_batch: MakeBatch,
+) -> None:
+    plain, normalizing = piped_learner(), piped_learner(learner=["normalize_rewards"])
+    before = normalizing.state
+    with pytest.raises(
+        StateMismatch, match="'learner_pipelines/normalize_rewards' is in the checkpoint"
+    ):
+        plain.restore(*normalizing.save())
+    with pytest.raises(StateMismatch, match="'learner_pipelines/normalize_rewards' is here"):
+        normalizing.restore(*plain.save())
+    assert normalizing.state is before
+    assert torch.equal(
+        normalizing.pipeline.get_state()["normalize_rewards"]["count"],
+        torch.zeros((), dtype=torch.float64),
+    )
+
+
+# Hyper-parameters that are out of range, but for those in `docs/errors.txt`.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"lr": float("nan")}, "lr = nan: must be above 0 and finite"),
+        ({"lr": float("inf")}, "lr = inf: must be above 0 and finite"),
+        ({"optimizer": "sgd"}, "optimizer = 'sgd' is not known"),
+        ({"optimizer_epsilon": 0.0}, "optimizer_epsilon = 0.0: must be above 0"),
+        ({"reward_scale": 0.0}, "reward_scale = 0.0: must be above 0"),
+        ({"weights_interval": 7}, "weights_interval = 7 with"),
+        ({"weights_dtype": "float16"}, "weights_dtype = 'float16' is not"),
+        ({"value_coefficient": -1.0}, "value_coefficient = -1.0: must be"),
+        ({"entropy_coefficient": -1.0}, "entropy_coefficient = -1.0: must"),
+        ({"lr": [(1e-3, 1e-4)]}, "lr = .*: the step 0.001 .* must"),
+        (
+            {"entropy_coefficient": [(0, 0.1), (0.5, 0)]},
+            r"entropy_.*: the step 0.5 .* whole number",
+        ),
+        ({"lr": [(-1, 0.1)]}, r"lr = .*: expected a number, or \[step, value\]"),
+        ({"lr": [(0, -0.1)]}, "lr = .*: values must be at least"),
+        (
+            {"entropy_coefficient": [(0, float("nan"))]},
+            "entropy_coefficient = .*: expected a number",
+        ),
+        ({"rho_bar_pg": 0.0}, "rho_bar_pg = 0.0: must be above 0"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_what_is_allowed(
+    wrong: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        ImpalaConfig(**wrong).validate()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "wrong", "said"),
+    [
+        ("appo", {"target_period": 0}, "target_period = 0: must be"),
+        ("appo", {"buffer_batches": 0}, "buffer_batches = 0: must be"),
+        ("appo", {"batch_uses": 0}, "batch_uses = 0: must be"),
+        ("appo", {"clip": 0.0}, "clip = 0.0: must be"),
+        ("appo", {"behaviour_clip": -1.0}, "behaviour_clip = -1.0: must be"),
+        ("appo", {"kl_coefficient": 0.0}, "kl_coefficient = 0.0: must be"),
+        ("appo", {"target_kl": -0.1}, "target_kl = -0.1: must be"),
+        ("appo", {"target_kl": 0.1, "target_period": 1}, "target_kl = 0.1 with"),
+        ("dqn", {"target_share": 1.5}, "target_share = 1.5: must be"),
+        ("dqn", {"target_share": 0.0}, "target_share = 0.0: the target"),
+        ("dqn", {"exploration_epsilon": [(0, 1.0), (10, 2.0)]}, "exploration_epsilon"),
+        ("impala", {"replay_share": -0.1}, "replay_share = -0.1: must be"),
+        ("impala", {"replay_capacity": 0}, "replay_capacity = 0: must be"),
+        ("appo", {"replay_memory": 0}, "replay_memory = 0: must be"),
+        ("ppo", {"minibatches": 4096}, "minibatches = 4096: must be"),
+        ("ppo", {"clip": 0.0}, "clip = 0.0: must be"),
+        ("ppo", {"value_clip": -1.0}, "value_clip = -1.0: must be"),
+        ("ppo", {"target_kl": 0.0}, "target_kl = 0.0: must be"),
+        ("sac", {"temperature": 0.0}, "temperature = 0.0: must be above 0"),
+        ("sac", {"temperature": 0.1, "target_entropy": -1.0}, ".* given is not learned"),
+        ("td3", {"policy_period": 0}, "policy_period = 0: must be at least 1"),
+        ("td3", {"exploration_noise": -0.1}, "exploration_noise = -0.1: must be"),
+        ("td3", {"target_noise": -1.0}, "target_noise = -1.0: must be at least 0"),
+        ("td3", {"target_noise_clip": -1.0}, "target_noise_clip = -1.0: must be"),
+    ],
+)
+def test_a_value_out_of_range_of_an_algorithm_is_named(
+    algorithm: str, wrong: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        ALGORITHMS[algorithm].config(**wrong).validate()
+
+
+@pytest.mark.parametrize("algorithm", ["impala", "appo"])
+def test_old_rows_need_room_for_a_whole_one(algorithm: str) -> None:
+    config: Any = ALGORITHMS[algorithm].config
+    with pytest.raises(ValueError, match="must be at least fragment_steps = 64"):
+        config(replay_share=0.5, replay_capacity=63).validate_rows(64)
+
+
+def test_what_is_in_range_passes() -> None:
+    ImpalaConfig().validate()
+    ImpalaConfig(grad_clip=None, optimizer="rmsprop", rho_bar=2.0, gamma=1.0).validate()
+    ImpalaConfig(lr=[(0, 0.0), (10, 1e-3), (1e6, 0.0)], entropy_coefficient=0.0).validate()

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from gymnasium import spaces
@@ -20,15 +19,6 @@ from juggler.policies.policy import Observed
 from juggler.runtime.checkpoints.checkpoint import CheckpointError, read, write
 
 WHAT_CAME_BEFORE = {"env_to_module": ["previous_actions_and_rewards"]}
-
-
-def test_a_run_directory_is_as_good_as_its_newest_checkpoint(tmp_path: Path) -> None:
-    path = worlds.written(tmp_path, worlds.plain)
-    seen = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
-    of_checkpoint, _ = juggler.load_policy(path).act(seen)
-    of_run, _ = juggler.load_policy(tmp_path).act(seen)
-    np.testing.assert_array_equal(of_run, of_checkpoint)
-    assert len(set(of_run.tolist())) > 1
 
 
 # -- what goes in and comes out -----------------------------------------------------------------
@@ -54,26 +44,6 @@ def test_lists_and_other_dtypes_of_the_same_kind_are_taken(tmp_path: Path) -> No
     expected, _ = policy.act(np.array([1, -2, 0.5, 2], np.float32))
     for given in ([1, -2, 0.5, 2], np.array([1, -2, 0.5, 2]), torch.tensor([1, -2, 0.5, 2])):
         np.testing.assert_array_equal(policy.act(given)[0], expected)
-
-
-def test_a_batch_goes_on_with_some_episodes_and_begins_others(tmp_path: Path) -> None:
-    path = worlds.written(
-        tmp_path,
-        worlds.plain,
-        model={"recurrent": "lstm"},
-        connectors={"env_to_module": [{"use": "frame_stack", "k": 3}]},
-    )
-    policy = juggler.load_policy(path)
-    seen = np.random.default_rng(1).normal(size=(5, 2, 4)).astype(np.float32)  # [T, N, 4]
-    begins = np.array([[1, 1], [0, 0], [0, 1], [0, 0], [1, 0]], np.bool_)  # [T, N]
-    state = None
-    alone: list[Any] = [None, None]
-    for step in range(5):
-        actions, state = policy.act(seen[step], state, first=begins[step])
-        for row in range(2):
-            before = None if begins[step, row] else alone[row]
-            action, alone[row] = policy.act(seen[step, row], before)
-            assert action == actions[row]
 
 
 def test_memory_of_the_caller_may_change_afterwards(tmp_path: Path) -> None:
@@ -371,14 +341,3 @@ def test_which_module_is_asked_where_there_are_several(
     with pytest.raises(ValueError, match="'red'"):
         juggler.load_policy(together, module="red")
     juggler.load_policy(alone["red"], module_id="default")
-
-
-@pytest.mark.parametrize("name", KEYS)
-def test_each_module_is_an_onnx_model(
-    several: tuple[Path, dict[str, Path]], name: str, tmp_path: Path
-) -> None:
-    policy = juggler.load_policy(several[0], module_id=name)
-    model = onnxruntime.InferenceSession(policy.export_onnx(tmp_path / f"{name}.onnx"))
-    seen = np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
-    (action,) = model.run(["action"], {"observation": seen})
-    np.testing.assert_allclose(action, policy.act(seen)[0], rtol=1e-5, atol=1e-5)

@@ -119,9 +119,13 @@ class World:
     arrivals: list[HeldBatch] = field(default_factory=list)
 
     def open(
-        self, observation_space: Space[Any] = VECTOR, action_space: Space[Any] = TWO, **options: Any
+        self,
+        observation_space: Space[Any] = VECTOR,
+        action_space: Space[Any] = TWO,
+        states: Any = None,
+        **options: Any,
     ) -> BatchStore:
-        validator = BatchValidator("default", observation_space, action_space, {})
+        validator = BatchValidator("default", observation_space, action_space, states or {})
         store = BatchStore(validator, self.arrivals.append, **options)
         store.serve(joined=GENERATION)
         return store

@@ -54,6 +54,21 @@ def samples_of(make_batch: MakeBatch, count: int) -> list[Any]:
     ]
 
 
+def drawn_rows(taken: Tensor) -> dict[str, Any]:
+    """Transitions with these actions, as a replay draws them; the third terminated."""
+    generator, count = torch.Generator().manual_seed(3), len(taken)
+    discounts = torch.full((count, 1), 0.9)
+    discounts[2] = 0.0
+    return {
+        "observations": torch.randn((count, 1, 4), generator=generator),
+        "actions": taken.unsqueeze(1),
+        "live": torch.ones((count, 1), dtype=torch.bool),
+        "rewards": torch.randn((count, 1), generator=generator),
+        "discounts": discounts,
+        "last_observations": torch.randn((count, 4), generator=generator),
+    }
+
+
 def copied(state: Any) -> Any:
     """The same state in separate tensors: a step may change it."""
     return tree_map(torch.clone, state)

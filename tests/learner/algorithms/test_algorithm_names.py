@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,7 +32,6 @@ from juggler.learner.algorithms.registry import (
 from juggler.learner.config import LearnerConfig
 from juggler.learner.core.forward import Forward, Loss
 from juggler.learner.core.gradient_core import GradientCore
-from juggler.runtime.modules.module_specs import build_module
 from juggler.testing import sample_for
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)
@@ -213,9 +213,8 @@ def test_a_class_of_a_script_has_to_be_given() -> None:
 
 
 def test_a_core_needs_a_name() -> None:
-    make = partial(build_module, None, VECTOR, TWO, {})
     with pytest.raises(ValueError, match="Nameless needs a name, which its"):
-        Nameless(make, LearnerConfig())
+        Nameless(MODULE, LearnerConfig())
 
 
 @pytest.mark.parametrize(
@@ -278,11 +277,11 @@ CASES: dict[str, tuple[Any, Any, Any, gymnasium.Space[Any], tuple[str, str], dic
 }
 
 
-def made(case: str) -> tuple[GradientCore, juggler.Sample, str]:
+def made(case: str, own: Any = None) -> tuple[GradientCore, juggler.Sample, str]:
     """A user's core, its sample, and its buffer of exploration."""
     core, config, module, acts, (key, buffer), model = CASES[case]
     make = partial(module, EXPLORED_VECTOR, acts, model or {"hidden_sizes": [4]})
-    return (core(make, config(**{key: SCHEDULE})), sample_for(make()), buffer)
+    return ((own or core)(make, config(**{key: SCHEDULE})), sample_for(make()), buffer)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -291,6 +290,8 @@ def test_a_core_that_is_derived_from_a_shipped_one_explores_by_the_schedule_with
 ) -> None:
     core, sample, buffer = made(case)
     state, steps = core.init(0), 0
+    begun = float(core.get_params(state)[buffer])
+    assert begun == (math.inf if case == "td3" else 1.0), "nothing is known yet"
     for _ in range(3):
         expected = 1 - steps / 1000
         state, metrics, _ = core.apply(state, *core.grads(state, sample))
@@ -307,14 +308,7 @@ def test_a_loss_may_set_the_buffer_by_itself() -> None:
             forward.set_buffer("epsilon", torch.tensor(0.25))
             return super().loss(forward, columns, state)
 
-    _, sample, _ = made("dqn")
-    make = partial(
-        juggler.QNetwork,
-        EXPLORED_VECTOR,
-        spaces.Discrete(2),
-        {"hidden_sizes": [4]},
-    )
-    core = Quiet(make, juggler.DqnConfig())
+    core, sample, _ = made("dqn", Quiet)
     state = core.step(core.init(0), sample).state
     assert float(core.get_params(state)["epsilon"]) == 0.25
 

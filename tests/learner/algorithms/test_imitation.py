@@ -26,6 +26,7 @@ from juggler.learner.algorithms.imitation.discriminator import (
     DemonstratedSteps,
     Discriminator,
     Logits,
+    Shown,
     gradient_penalties,
 )
 from juggler.learner.algorithms.impala import ImpalaConfig
@@ -41,7 +42,7 @@ from juggler.learner.core.hashing import mixed, uniform
 from juggler.learner.core.learner_core import ALONE, Columns
 from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.returns import rows_of_transitions
-from juggler.learner.data.collate import collate, shard
+from juggler.learner.data.collate import collate
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS
 from juggler.learner.group.peers import state_hash
 from juggler.learner.learner import Learner
@@ -267,18 +268,6 @@ def test_it_conforms(
     core.grads(state, samples[0])
 
 
-def test_learners_of_a_group_have_one_discriminator(
-    make_batch: MakeBatch, own: ImitationConfig
-) -> None:
-    group = [Learner(Discriminator(make_inner("ppo"), own), seed=0) for _ in range(2)]
-    join(group)
-    for seed in range(2):
-        batches = [make_batch(4, 6, seed=2 * seed), make_batch(4, 6, seed=2 * seed + 1)]
-        update(group, shard(batches, 2))
-    update(group, [[batches[0]], [batches[1].silenced()]])
-    assert len(set(map(state_hash, group))) == 1, "not a bit apart"
-
-
 def test_what_cannot_imitate_says_so(own: ImitationConfig, shown: str) -> None:
     bc = Bc(partial(ActorCritic, VECTOR, TWO, MODEL), BcConfig())
     with pytest.raises(ValueError, match="makes no difference to bc"):
@@ -338,3 +327,175 @@ def test_whole_rows_that_are_kept_may_have_summed_rewards_of_a_discriminator(
 def test_a_wrong_configuration_names_the_key(given: dict[str, Any], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         RunConfig.from_flat(given)
+
+
+# A discriminator's inputs, and the gradient penalty that smooths it.
+
+
+def test_every_step_is_shown_as_numbers_and_box_actions_within_their_bounds() -> None:
+    generator = np.random.default_rng(0)
+    position = spaces.Box(-np.inf, np.inf, (2, 3), np.float32)
+    observations = spaces.Dict(
+        {
+            "action_mask": spaces.MultiBinary(2),
+            "position": position,
+            "room": spaces.Discrete(3, start=5),
+            "switches": spaces.MultiBinary(4),
+        }
+    )
+    acted = spaces.Box(np.array([-1, 0]), np.array([1, 3]), dtype=np.float32)
+    x = generator.normal(3, 2, (7, 2, 3)).astype(np.float32)
+    actions = generator.normal(0, 4, (7, 2)).astype(np.float32)
+    rooms, switches = generator.integers(5, 8, 7), generator.integers(0, 2, (7, 4))
+    seen = {
+        "action_mask": torch.ones(7, 2),
+        "position": torch.from_numpy(x),
+        "room": torch.from_numpy(rooms),
+        "switches": torch.from_numpy(switches),
+    }
+    demonstrations = DemonstratedSteps(seen, torch.from_numpy(actions), torch.zeros(7).bool())
+    shown = Shown(observations, acted, demonstrations)
+    given = torch.tensor([[-50.0, 50.0], [0.5, 2.0]])
+    first = {key: each[:2] for key, each in seen.items()}
+    found = shown(first, given)
+    assert [found[key].shape[1:] for key in "0123"] == [
+        shown.space[key].shape for key in shown.space
+    ]
+    x, kept = x.astype(np.float64), np.clip(actions, acted.low, acted.high).astype(np.float64)
+    expected = {
+        "0": ((x - x.mean(0)) / (x.std(0) + 1e-4)).clip(-10, 10)[:2],
+        "1": np.eye(3)[rooms[:2] - 5],
+        "2": switches[:2],
+        "3": (np.array([[-1, 3], [0.5, 2]]) - kept.mean(0)) / (kept.std(0) + 1e-4),
+    }
+    for key, values in expected.items():
+        np.testing.assert_allclose(found[key].numpy(), values, rtol=1e-4, atol=1e-5)
+
+
+def test_rewards_of_demonstrations_may_be_anything_and_what_is_imitated_must_be_finite(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("minari", reason="needs juggler[datasets]")
+    acted = spaces.Box(-1, 1, (2,), np.float32)
+    episodes = random_episodes([3, 4], VECTOR, acted)
+    episodes[0].rewards[:] = np.nan
+    episodes[0].observations[-1] = np.nan  # nothing was done there
+    place = str(write(tmp_path / "shown", episodes, VECTOR, acted))
+    assert len(DemonstratedSteps.read(place, VECTOR, acted).terminated) == 7
+    for name in ("observations", "actions"):
+        broken = random_episodes([3, 4], VECTOR, acted)
+        getattr(broken[1], name)[2] = np.inf
+        place = str(write(tmp_path / name, broken, VECTOR, acted))
+        with pytest.raises(DatasetError, match=rf"episode 1 of .* not finite, in its {name}$"):
+            DemonstratedSteps.read(place, VECTOR, acted)
+
+
+def test_a_gradient_penalty_and_its_gradient_are_those_of_central_differences() -> None:
+    generator = np.random.default_rng(0)
+    weights = generator.normal(size=(7, 5))
+    out = generator.normal(size=5)
+    rows = {name: generator.normal(size=(2, 6, size)) for name, size in (("a", 4), ("b", 3))}
+    shares = generator.uniform(size=6)
+    some, others = (np.concatenate([rows["a"][i], rows["b"][i]], 1) for i in (0, 1))
+
+    def slow(weights: np.ndarray) -> float:
+        found = slow_penalties(lambda x: np.tanh(x @ weights) @ out, some, others, shares)
+        return float(found.sum())
+
+    trained = torch.from_numpy(weights).requires_grad_()
+
+    def values(x: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.tanh(torch.cat([x["a"], x["b"]], 1) @ trained) @ torch.from_numpy(out)
+
+    first, second = ({name: torch.from_numpy(x[i]) for name, x in rows.items()} for i in (0, 1))
+    total = gradient_penalties(values, first, second, torch.from_numpy(shares)).sum()
+    assert float(total.detach()) == pytest.approx(slow(weights), rel=1e-6)
+    (gradient,) = torch.autograd.grad(total, trained)
+    for place in ((0, 0), (3, 2), (6, 4)):
+        step = np.zeros_like(weights)
+        step[place] = 1e-4
+        slope = (slow(weights + step) - slow(weights - step)) / 2e-4
+        assert float(gradient[place]) == pytest.approx(slope, rel=1e-3)
+
+
+# Learners of a group that imitate: which demonstrations each of them draws.
+
+
+pytest.importorskip("minari", reason="needs juggler[datasets]")
+
+
+def made_inner(name: str) -> GradientCore:
+    if name == "ppo":
+        config = PpoConfig(batch_size=64, minibatches=2, epochs=1)
+        return Ppo(partial(ActorCritic, VECTOR, TWO, MODEL), config)
+    kept = DqnConfig(
+        n_step=1, replay_begin=0, replay_batch_size=16, replay_ratio=1.0, save_replay=False
+    )
+    return Dqn(partial(QNetwork, VECTOR, TWO, MODEL), kept)
+
+
+@pytest.fixture
+def many_shown(tmp_path: Path) -> ImitationConfig:
+    shown = write(tmp_path / "shown", random_episodes([40, 60], VECTOR, TWO), VECTOR, TWO)
+    return ImitationConfig(demonstrations=str(shown), model=MODEL, minibatch_size=16)
+
+
+class Noting(DemonstratedSteps):
+    """Notes which of them are drawn."""
+
+    places: list[torch.Tensor]
+
+    def drawn(self, places: torch.Tensor) -> DemonstratedSteps:
+        self.places.append(places)
+        return super().drawn(places)
+
+
+def made_learner(name: str, many_shown: ImitationConfig) -> tuple[Learner, list[torch.Tensor]]:
+    """A learner, and the places of what it will draw."""
+    core = Discriminator(made_inner(name), many_shown)
+    demonstrations = Noting(*core._demonstrations)
+    demonstrations.places = []
+    core._demonstrations = demonstrations
+    return Learner(core, seed=0), demonstrations.places
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_learners_of_a_group_draw_different_demonstrations(
+    make_batch: MakeBatch, many_shown: ImitationConfig, name: str
+) -> None:
+    made = [made_learner(name, many_shown) for _ in range(2)]
+    group = [learner for learner, _ in made]
+    join(group)
+    for seed in range(3):
+        update(group, [[make_batch(4, 8, seed=2 * seed + rank)] for rank in range(2)])
+    drawn = [places for _, places in made]
+    assert len(drawn[0]) == len(drawn[1]) > 2, "as often as one another"
+    assert not any(torch.equal(one, other) for one, other in zip(*drawn, strict=True))
+    update(group, [[make_batch(4, 8)], [make_batch(4, 8, seed=1).silenced()]])
+    assert len(set(map(state_hash, group))) == 1, "and still have one state"
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_a_break_at_a_checkpoint_changes_no_draw_of_demonstrations(
+    make_batch: MakeBatch, many_shown: ImitationConfig, name: str
+) -> None:
+    def go_on(made: list[tuple[Learner, list[torch.Tensor]]], first: int) -> None:
+        for seed in range(first, first + 2):
+            shards = [[make_batch(4, 8, seed=2 * seed + rank)] for rank in range(2)]
+            update([learner for learner, _ in made], shards)
+
+    straight, resumed = ([made_learner(name, many_shown) for _ in range(2)] for _ in range(2))
+    join([learner for learner, _ in straight])
+    go_on(straight, 0)
+    saved = straight[0][0].save()
+    for (learner, places), (other, _) in zip(straight, resumed, strict=True):
+        learner.forget()
+        places.clear()
+        other.restore(*saved)
+    join([learner for learner, _ in resumed])
+    go_on(straight, 2)
+    go_on(resumed, 2)
+    for (one, places), (other, found) in zip(straight, resumed, strict=True):
+        assert len(places) == len(found) > 1
+        assert all(torch.equal(*pair) for pair in zip(places, found, strict=True))
+        assert state_hash(one) == state_hash(other)

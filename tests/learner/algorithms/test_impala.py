@@ -19,7 +19,7 @@ from torch import Tensor
 from juggler.learner.algorithms.actor_critic.core import PolicyAndValues, actor_critic_pass
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
-from juggler.learner.core.gradient_core import Forward, TrainState
+from juggler.learner.core.gradient_core import Forward
 from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.runtime.episodes.batch import EpisodeBatch
@@ -108,15 +108,6 @@ def test_the_explained_variance_of_perfect_values_is_one(make_batch: MakeBatch) 
     metrics = fetch_metrics(core.step(core.init(0), collate([batch])).metrics)
     assert metrics["explained_variance"] == pytest.approx(1.0)
     assert metrics["value_loss"] == pytest.approx(0.0, abs=1e-9)
-
-
-def equal(one: TrainState, other: TrainState) -> bool:
-    def leaves(tree: Any) -> list[Tensor]:
-        if isinstance(tree, Tensor):
-            return [tree]
-        return [leaf for branch in tree.values() for leaf in leaves(branch)]
-
-    return all(map(torch.equal, leaves(one), leaves(other)))
 
 
 class Normalized(RLModule):
@@ -342,7 +333,6 @@ MODULES: dict[str, Any] = {
     for kind in ("lstm", "gru")
 }
 MODULES["accumulator"] = partial(Accumulator, VECTOR, TWO, {})
-every_module = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES.keys())
 
 
 def batch_for(
@@ -367,12 +357,9 @@ def batch_for(
     return EpisodeBatch.from_tree(columns)
 
 
-def outputs_of(
-    core: Impala, state: Any, batches: list[EpisodeBatch], burn_in: int
-) -> PolicyAndValues:
-    unit = core.flat
-    forward = Forward(unit, state["parameters"], state["buffers"])
-    return actor_critic_pass(forward, collate(batches), burn_in)
+def outputs_of(core: Impala, state: Any, batches: list[EpisodeBatch]) -> PolicyAndValues:
+    forward = Forward(core.flat, state["parameters"], state["buffers"])
+    return actor_critic_pass(forward, collate(batches))
 
 
 def assert_as_played(
@@ -391,33 +378,23 @@ def assert_as_played(
         start += batch.rows
 
 
-def test_rows_may_begin_with_a_reset_row_and_end_with_steps_that_fill_them_up(
+def test_rows_of_different_lengths_may_begin_with_a_step_that_is_not_live(
     make_batch: MakeBatch,
 ) -> None:
+    """Each row keeps its own last observation behind padding."""
     live = np.ones((3, 5), bool)
     live[1, 0] = live[2, 3:] = False
     core = Impala(MODULES["lstm"], ImpalaConfig())
     state = core.init(seed=3)
     module = in_training(core, state, MODULES["lstm"])
-    batch = batch_for(make_batch, module, 3, 5, ends=0.0, live=live)
-    batch.states["module"]["hidden"][1] = 77.0
-    assert_as_played(outputs_of(core, state, [batch], 0), module, [batch])
+    batches = [batch_for(make_batch, module, 3, 5, ends=0.0, live=live)]
+    batches[0].states["module"]["hidden"][1] = 77.0
+    for rows, steps in ((2, 4), (3, 9), (4, 1)):
+        batches.append(batch_for(make_batch, module, rows, steps, seed=rows, ends=0.1))
+    assert_as_played(outputs_of(core, state, batches), module, batches)
 
 
-def test_rows_of_different_lengths_end_with_their_own_last_observation(
-    make_batch: MakeBatch,
-) -> None:
-    core = Impala(MODULES["gru"], ImpalaConfig())
-    state = core.init(seed=3)
-    module = in_training(core, state, MODULES["gru"])
-    batches = [
-        batch_for(make_batch, module, rows, steps, seed=rows, ends=0.1)
-        for rows, steps in [(2, 4), (3, 9), (4, 1)]
-    ]
-    assert_as_played(outputs_of(core, state, batches, 0), module, batches)
-
-
-@every_module
+@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES.keys())
 @pytest.mark.parametrize("burn_in", [0, 1, 3])
 def test_gradients_are_those_of_playing_every_episode_again(
     make_batch: MakeBatch, make: Callable[[], RLModule], burn_in: int
@@ -438,43 +415,6 @@ def test_gradients_are_those_of_playing_every_episode_again(
         np.testing.assert_allclose(found[name], gradient, rtol=1e-3, atol=1e-5)
     burnt = np.minimum(lengths, burn_in).sum()
     assert aux.live_steps == batch.live_steps - burnt
-
-
-def test_steps_that_are_only_burnt_in_do_not_count_in_a_mean_over_learners(
-    make_batch: MakeBatch,
-) -> None:
-    module = MODULES["lstm"]()
-    core = Impala(MODULES["lstm"], ImpalaConfig(burn_in=2))
-    state = core.init(seed=0)
-    batches = [batch_for(make_batch, module, n, 6, seed=n) for n in (3, 5)]
-    together, aux = core.grads(state, collate(batches))
-    mean = torch.zeros_like(together)
-    for batch in batches:
-        alone, its = core.grads(state, collate([batch]))
-        share = its.live_steps / aux.live_steps
-        mean += alone * share
-    torch.testing.assert_close(together, mean, rtol=1e-4, atol=1e-6)
-
-
-def test_what_is_not_live_does_not_change_the_gradient_and_may_be_all_there_is(
-    make_batch: MakeBatch,
-) -> None:
-    module = MODULES["gru"]()
-    core = Impala(MODULES["gru"], ImpalaConfig(burn_in=1))
-    state = core.init(seed=0)
-    batch = batch_for(make_batch, module, 4, 8, seed=1)
-    dead = ~batch.live
-    assert dead.any()
-    before, _ = core.grads(state, collate([batch]))
-    batch.action_logp[dead] = -77.0
-    batch.observations[dead] += 9.0
-    after, _ = core.grads(state, collate([batch]))
-    torch.testing.assert_close(after, before)
-
-    nothing = batch_for(make_batch, module, 4, 1, ends=0.0, live=np.zeros((4, 1), bool))
-    output = core.step(copied(state), collate([nothing]))
-    assert torch.equal(output.state["parameters"], state["parameters"])
-    assert output.metrics["skipped"] == 0
 
 
 def test_episodes_without_states_are_refused(make_batch: MakeBatch) -> None:

@@ -27,12 +27,13 @@ from torch import Tensor
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.impala.core import Impala
 from juggler.learner.algorithms.ppo.core import row_keys, split_into_minibatches
-from juggler.learner.core.gradient_core import GradientCore, TrainState
+from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.learner_core import ALONE, Aux, Grads
 from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.data.collate import collate
 from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import Batch
+from juggler.testing import assert_same
 
 
 @pytest.mark.parametrize("reset_rows", [True, False])
@@ -101,15 +102,6 @@ class Recorder:
         return x
 
 
-def equal(one: TrainState, other: TrainState) -> bool:
-    def leaves(tree: Any) -> list[Tensor]:
-        if isinstance(tree, Tensor):
-            return [tree]
-        return [leaf for branch in tree.values() for leaf in leaves(branch)]
-
-    return all(map(torch.equal, leaves(one), leaves(other)))
-
-
 def test_an_update_is_so_many_minibatches_in_so_many_epochs_of_all_live_steps(
     make_batch: MakeBatch,
 ) -> None:
@@ -136,7 +128,7 @@ def test_an_update_ends_where_the_policy_has_gone_too_far(make_batch: MakeBatch)
     metrics = fetch_metrics(output.metrics)
     assert metrics["kl_stop_fraction"] == 1.0
     assert metrics["skipped"] == 0.0
-    assert equal(output.state, state), "not even a step was counted"
+    assert_same(output.state, state)  # not even a step was counted
 
     wide = make_core(lr=0.2, target_kl=0.1)
     seam = Recorder()
@@ -147,15 +139,6 @@ def test_an_update_ends_where_the_policy_has_gone_too_far(make_batch: MakeBatch)
     assert output.state["moments"]["updates"] == first
     assert fetch_metrics(output.metrics)["kl_stop_fraction"] == pytest.approx(1 - first / 16)
     assert "kl_stop_fraction" not in free.step(copied(state), sample).metrics
-
-
-def test_schedules_follow_the_environments_steps_and_not_the_epochs(make_batch: MakeBatch) -> None:
-    core = make_core(lr=[[0, 1e-3], [100, 0.0]], epochs=4)
-    sample = collate([make_batch(4, 10, ends=0.0)])
-    output = core.step(core.init(seed=0), sample)
-    assert output.metrics["lr"] == pytest.approx(1e-3)
-    again = core.step(copied(output.state), sample)
-    assert again.metrics["lr"] == pytest.approx(0.6e-3)
 
 
 class Remembering(Linear):
@@ -226,7 +209,7 @@ def test_an_update_that_fails_midway_leaves_the_state_as_it_was(make_batch: Make
         before = copied(state)
         with pytest.raises(ConnectionError):
             core.in_parts(4, 1).step(state, sample, Leaving())
-        assert equal(state, before)
+        assert_same(state, before)
 
 
 @pytest.mark.parametrize(("in_group", "steps"), [(True, 8), (False, 2)])

@@ -30,8 +30,6 @@ from juggler.learner.algorithms.intrinsic import rnd
 from juggler.learner.algorithms.intrinsic.rnd import Networks, Rnd
 from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.ppo.core import Ppo
-from juggler.learner.algorithms.r2d2 import R2d2Config
-from juggler.learner.algorithms.r2d2.core import R2d2
 from juggler.learner.config import IntrinsicConfig
 from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.core.learner_core import ALONE, Columns
@@ -467,12 +465,6 @@ def test_kept_steps_that_all_look_like_ends_are_refused() -> None:
     Rnd(Impala(ACTING, ImpalaConfig(gamma=0.0)))  # it knows ends by themselves
 
 
-def test_whole_rows_that_are_kept_may_have_summed_rewards() -> None:
-    model = {"recurrent": "gru", "recurrent_size": 8}
-    make = partial(QNetwork, VECTOR, TWO, model)
-    assert Rnd(R2d2(make, R2d2Config())).config.n_step > 1
-
-
 def test_what_cannot_be_explored_with_says_so() -> None:
     with pytest.raises(ValueError, match="is for a GradientCore, and"):
         Rnd(Population(Impala(ACTING, ImpalaConfig()), size=2))  # type: ignore[arg-type]
@@ -485,6 +477,7 @@ def test_what_cannot_be_explored_with_says_so() -> None:
     [
         ({"kind": "rdn"}, r"intrinsic\.kind: 'rdn'"),
         ({"coefficent": 1.0}, "no key 'coefficent': did you mean"),
+        ({"coefficient": "much"}, r"intrinsic\.coefficient: expected a"),
         ({"coefficient": 0.0}, r"intrinsic\.coefficient = 0\.0"),
         ({"gamma_int": 1.0}, r"intrinsic\.gamma_int = 1\.0: must"),
         ({"predictor_share": 0.0}, r"predictor_share = 0\.0: must be"),

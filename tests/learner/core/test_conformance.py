@@ -36,7 +36,6 @@ from juggler.learner.data.collate import collate
 from juggler.learner.learner import Learner
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.modules.module_specs import build_module
-from juggler.runtime.tracing import TraceCache
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 from juggler.testing import (
@@ -113,13 +112,6 @@ def make_population(name: str) -> Population:
     return Population(make_inner(name, {}), hyperparameters={"lr": [1e-3, 1e-2]})
 
 
-def make_traced() -> GradientCore:
-    """Repeats traced calls as soon as a core allows it."""
-    core = make_shipped("ppo", {})
-    core._traces = TraceCache(often=2, slow=math.inf)
-    return core
-
-
 def make_curious() -> LearnerCore[Any]:
     curious = runpy.run_path(str(EXAMPLES / "intrinsic_reward.py"))["Curious"]
     core: LearnerCore[Any] = curious(make_shipped("impala", {}), features=4, scale=0.5)
@@ -142,7 +134,6 @@ CORES: dict[str, MakeCore] = {
     "impala with a memory": partial(make_shipped, "impala", GRU),
     "pqn with a memory": partial(make_inner, "pqn", {**GRU, **DUELING}),
     "ppo with a memory": partial(make_inner, "ppo", GRU),
-    "ppo of traced operations": make_traced,
     "impala with rmsprop": partial(make_shipped, "impala", {}, optimizer="rmsprop"),
     "dqn with atoms": partial(make_shipped, "dqn", {"atoms": 11, **DUELING}, priority_exponent=0.6),
     "r2d2 with a memory": partial(make_shipped, "r2d2", {**GRU, **DUELING}),
@@ -247,24 +238,27 @@ def test_the_largest_rewards_leave_losses_and_gradients_finite(
         assert not metrics.get("skipped")
 
 
-def test_an_algorithm_of_ones_own_conforms_on_what_its_module_samples() -> None:
-    example = runpy.run_path(str(EXAMPLES / "own_algorithm.py"))
-    algorithm = example["MyAlgorithm"]
-    make_module = partial(algorithm.module, VECTOR, TWO, {"units": 8})
-    make = partial(algorithm.core, make_module, algorithm.config())
-    samples = [sample_for(make_module(), seed=seed) for seed in range(3)]
-    check_core(make, samples[0])
-    check_learner(lambda seed: Learner(make(), seed=seed), samples)
+REPLAYED = {"replay_begin": 1, "replay_batch_size": 8, "replay_ratio": 1.0}
 
 
-def test_an_off_policy_algorithm_of_ones_own_conforms_on_rows_of_a_replay() -> None:
-    example = runpy.run_path(str(EXAMPLES / "own_dqn.py"))
-    algorithm = example["MunchausenDqn"]
-    config = algorithm.config(
-        replay_begin=1, replay_batch_size=8, replay_ratio=1.0, priority_exponent=0.6
-    )
-    make_module = partial(algorithm.module, VECTOR, TWO, {"hidden_sizes": [8], "dueling": True})
-    make = partial(algorithm.core, make_module, config)
+@pytest.mark.parametrize(
+    ("file", "name", "model", "config"),
+    [
+        ("own_algorithm.py", "MyAlgorithm", {"units": 8}, {}),
+        (
+            "own_dqn.py",
+            "MunchausenDqn",
+            {"hidden_sizes": [8], "dueling": True},
+            {**REPLAYED, "priority_exponent": 0.6},
+        ),
+    ],
+)
+def test_an_algorithm_of_ones_own_conforms_on_what_its_module_samples(
+    file: str, name: str, model: dict[str, Any], config: dict[str, Any]
+) -> None:
+    algorithm = runpy.run_path(str(EXAMPLES / file))[name]
+    make_module = partial(algorithm.module, VECTOR, TWO, model)
+    make = partial(algorithm.core, make_module, algorithm.config(**config))
     samples = [sample_for(make_module(), seed=seed) for seed in range(3)]
     check_core(make, samples[0])
     check_learner(lambda seed: Learner(make(), seed=seed), samples)

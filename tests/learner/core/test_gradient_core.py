@@ -177,15 +177,6 @@ def test_a_metric_with_the_name_of_the_optimizers_is_not_replaced_by_it() -> Non
         core.step(core.init(0), SAMPLE)
 
 
-def test_a_loss_that_is_one_is_learned_from_and_so_is_that_of_a_population() -> None:
-    core = mine(lambda loss: loss)
-    output = core.step(core.init(0), SAMPLE)
-    assert output.metrics["grad_norm"] > 0
-    population = juggler.Population(core, size=2)
-    metrics = population.step(population.init(0), SAMPLE).metrics
-    assert all(metrics[f"grad_norm[{index}]"] > 0 for index in range(2))
-
-
 class Mistyped(Mine):
     """Asks for a column that there is not."""
 
@@ -212,12 +203,12 @@ def test_functions_of_torch_map_over_columns_as_over_a_dict() -> None:
 # Where a loss is traced, columns of any length have the same shapes, and the same gradients.
 
 
-VARYING_COLUMNS_ROWS, STEPS = 32, 32
+ROW_COUNT, STEPS = 32, 32
 
 
 def sample_of(make_batch: MakeBatch, seed: int, ends: float = 0.02) -> Any:
-    state = {"hidden": torch.ones(VARYING_COLUMNS_ROWS, 8)}  # [N, 8]
-    batch = make_batch(VARYING_COLUMNS_ROWS, STEPS, seed=seed, ends=ends)
+    state = {"hidden": torch.ones(ROW_COUNT, 8)}  # [N, 8]
+    batch = make_batch(ROW_COUNT, STEPS, seed=seed, ends=ends)
     return {**collate([batch]), "states": {"module": state}}
 
 
@@ -235,7 +226,7 @@ def test_numbers_of_truncated_episodes_come_again_and_take_little_room(
         columns = with_recurring_shapes(sample)
         count = len(columns[c.FINAL_ROWS])
         after.add(count)
-        assert 0 <= count - truncated_episodes(sample) < VARYING_COLUMNS_ROWS * STEPS / 64
+        assert 0 <= count - truncated_episodes(sample) < ROW_COUNT * STEPS / 64
         assert {len(columns[name]) for name in c.FINALS if name in columns} == {count}
         assert not columns.keys() & set(c.SEGMENTS)
         assert sample.keys() >= set(c.SEGMENTS), "a sample stays as it is"
@@ -246,7 +237,7 @@ def test_numbers_of_truncated_episodes_come_again_and_take_little_room(
 def test_gradients_are_the_same_up_to_rounding(make_batch: MakeBatch, name: str) -> None:
     core = make_core(name)
     state, sample = core.init(seed=1), sample_of(make_batch, seed=3)
-    assert truncated_episodes(sample) % (VARYING_COLUMNS_ROWS * STEPS // 64), "it is rounded up"
+    assert truncated_episodes(sample) % (ROW_COUNT * STEPS // 64), "it is rounded up"
     found = []
     for traces in (None, TraceCache(1, math.inf)):
         core._traces = traces

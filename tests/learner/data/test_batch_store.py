@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import Space, spaces
 from support.batches import GENERATION, TWO, VECTOR, World, refused
 
-from juggler.learner.data.batch_store import BatchStore, HeldBatch
+from juggler.learner.data.batch_store import BatchStore
 from juggler.learner.data.collate import collate
 from juggler.learner.data.validation import BatchValidator
-from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.wire.errors import UnsupportedSpace, WireError
-from juggler.runtime.wire.frames import Frame
+from juggler.runtime.wire.errors import UnsupportedSpace
 from juggler.runtime.wire.trees import flatten
-from juggler.runtime.wire.v1 import episodes_pb2
 
 # -- what is taken --------------------------------------------------------------------------------
 
@@ -37,34 +33,21 @@ def test_a_batch_is_held_with_what_its_header_said(world: World) -> None:
         np.testing.assert_array_equal(getattr(held.episodes, name), column)
 
 
-def test_each_arrival_is_reported_once_when_it_is_taken(world: World) -> None:
+def test_batches_are_reported_as_they_come_and_given_once_in_the_order_asked_for(
+    world: World,
+) -> None:
     store = world.open()
-    for batch_id in (3, 1, 2):
+    for batch_id in (3, 1, 2, 4):
         assert store.insert(world.frame(batch_id)) == ""
         assert world.arrivals[-1].batch_id == batch_id
-    store.pop([1, 2, 3])
-    assert [held.batch_id for held in world.arrivals] == [3, 1, 2]
 
+    def popped(*batch_ids: int) -> tuple[list[int], list[int]]:
+        held, missing = store.pop([*batch_ids])
+        return [each.batch_id for each in held], missing
 
-def test_batches_are_given_in_the_order_asked_for_and_only_once(world: World) -> None:
-    store = world.open()
-    for batch_id in (1, 2, 3, 4):
-        store.insert(world.frame(batch_id))
-    held, missing = store.pop([3, 1])
-    assert [batch.batch_id for batch in held] == [3, 1]
-    assert missing == []
-    held, missing = store.pop([1, 4, 3, 2])
-    assert [batch.batch_id for batch in held] == [4, 2]
-    assert missing == [1, 3]
-
-
-def test_batches_that_never_came_are_named_in_the_order_asked_for(world: World) -> None:
-    store = world.open()
-    store.insert(world.frame(2))
-    held, missing = store.pop([9, 2, 5])
-    assert [batch.batch_id for batch in held] == [2]
-    assert missing == [9, 5]
-    assert store.pop([]) == ([], [])
+    assert popped(3, 1) == ([3, 1], [])
+    assert popped(1, 4, 9, 3, 2) == ([4, 2], [1, 9, 3])
+    assert popped() == ([], [])
 
 
 def test_a_batch_for_a_later_generation_is_taken(world: World) -> None:
@@ -79,28 +62,18 @@ def test_batches_of_a_store_that_joined_no_group_yet_are_taken(world: World) -> 
 # -- what is refused ------------------------------------------------------------------------------
 
 
-def test_something_else_than_a_branch_of_modules_isrefused(world: World) -> None:
-    store = world.open()
-    for tree in (np.zeros(3), {}):
-        reason = refused(world, store, world.frame(tree=tree))
-        assert reason == "a batch must be a branch of modules"
-
-
-def test_a_module_that_this_learner_does_not_train_is_named(world: World) -> None:
-    store = world.open()
-    tree = world.frame().tree
-    assert isinstance(tree, dict)
-    for modules in ({"other": tree["default"]}, {**tree, "other": tree["default"]}):
-        reason = refused(world, store, world.frame(tree=modules))
-        assert reason == "unknown modules ['other']: expected ['default']"
-
-
-def test_a_batch_of_wrong_columns_is_refused_with_their_name(world: World) -> None:
-    tree = world.frame().tree
-    assert isinstance(tree, dict)
-    wrong = {**tree["default"], "rewards": tree["default"]["rewards"].astype(np.float64)}
-    reason = refused(world, world.open(), world.frame(tree={"default": wrong}))
-    assert "column 'rewards' must be float32" in reason
+def test_a_batch_that_does_not_fit_is_refused_with_what_is_wrong(world: World) -> None:
+    own: Any = world.frame().tree
+    columns = own["default"]
+    unknown = "unknown modules ['other']: expected ['default']"
+    for tree, said in (
+        (np.zeros(3), "a batch must be a branch of modules"),
+        ({}, "a batch must be a branch of modules"),
+        ({"other": columns}, unknown),
+        ({**own, "other": columns}, unknown),
+        ({"default": {**columns, "rewards": columns["rewards"].astype(np.float64)}}, "'rewards'"),
+    ):
+        assert said in refused(world, world.open(), world.frame(tree=tree))
 
 
 @pytest.mark.parametrize("error", [-1, 1])
@@ -115,17 +88,12 @@ def test_a_batch_for_a_predecessor_isrefused(world: World) -> None:
     assert reason == f"batch 9 is for generation {GENERATION - 1}, before {GENERATION}"
 
 
-def test_a_batch_that_waits_is_refused_if_it_comes_again(world: World) -> None:
-    store = world.open()
-    store.insert(world.frame(1))
-    assert refused(world, store, world.frame(1)) == "batch 1 is already here"
-    assert len(store.pop([1])[0]) == 1
-
-
-def test_a_batch_that_was_refused_may_come_again(world: World) -> None:
+def test_a_batch_may_come_again_after_a_refusal_and_not_while_it_waits(world: World) -> None:
     store = world.open()
     refused(world, store, world.frame(1, live_steps=0))
     assert store.insert(world.frame(1)) == ""
+    assert refused(world, store, world.frame(1)) == "batch 1 is already here"
+    assert len(store.pop([1])[0]) == 1
 
 
 def test_batches_take_no_more_memory_than_they_may(world: World) -> None:
@@ -139,55 +107,14 @@ def test_batches_take_no_more_memory_than_they_may(world: World) -> None:
     assert store.insert(world.frame(3)) == ""
 
 
-OBSERVATION = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
-N, T = 2, 4
-
-
-def _store(action_space: gymnasium.Space[Any], states: Any = None) -> tuple[BatchStore, list[Any]]:
-    arrived: list[HeldBatch] = []
-    validator = BatchValidator("default", OBSERVATION, action_space, states or {})
-    return BatchStore(validator, arrived.append), arrived
-
-
-def _frame(batch_id: int, actions: Any, **columns: Any) -> Any:
-    numbers = np.zeros(N, np.uint64)
-    batch = EpisodeBatch(
-        observations=np.zeros((N, T, 3), np.float32),
-        actions=actions,
-        rewards=np.zeros((N, T), np.float32),
-        terminated=np.zeros((N, T), np.bool_),
-        truncated=np.zeros((N, T), np.bool_),
-        live=np.ones((N, T), np.bool_),
-        action_logp=np.zeros((N, T), np.float32),
-        last_observations=np.zeros((N, 3), np.float32),
-        states={},
-        final_observations=np.zeros((0, 3), np.float32),
-        final_rows=np.zeros(0, np.int32),
-        final_steps=np.zeros(0, np.int32),
-        segment_episodes=np.arange(N, dtype=np.uint64),
-        segment_rows=np.arange(N, dtype=np.int32),
-        segment_starts=np.zeros(N, np.int32),
-        segment_lengths=np.full(N, T, np.int32),
-        segment_offsets=np.zeros(N, np.int32),
-        segment_generations=numbers,
-        segment_updates=numbers,
-    )
-    header = episodes_pb2.BatchHeader(batch_id=batch_id, live_steps=N * T)
-    return Frame(header, {"default": {**batch.to_tree(), **columns}})
-
-
-def test_actions_of_every_kind_come_in_the_dtypes_that_policies_act_in() -> None:
-    space = gymnasium.spaces.Dict(
-        {
-            "bits": gymnasium.spaces.MultiBinary(2),
-            "many": gymnasium.spaces.Tuple([gymnasium.spaces.MultiDiscrete([2, 3])]),
-        }
-    )
-    store, arrived = _store(space)
-    for batch_id, dtype in enumerate((np.int8, np.int64)):
-        actions = {"bits": np.ones((N, T, 2), dtype), "many": {"0": np.ones((N, T, 2), dtype)}}
-        assert store.insert(_frame(batch_id, actions)) == ""
-    collated = collate([held.episodes for held in arrived])["actions"]
+def test_actions_of_every_kind_come_in_the_dtypes_that_policies_act_in(world: World) -> None:
+    many = spaces.Tuple([spaces.MultiDiscrete([2, 3])])
+    store = world.open(action_space=spaces.Dict({"bits": spaces.MultiBinary(2), "many": many}))
+    for batch_id, dtype in enumerate((np.int8, np.int64), start=1):
+        ones = np.ones((3, 6, 2), dtype)
+        frame = world.frame(batch_id, actions={"bits": ones, "many": {"0": ones}})
+        assert store.insert(frame) == ""
+    collated = collate([held.episodes for held in world.arrivals])["actions"]
     assert collated["bits"].dtype == torch.int8
     assert collated["many"]["0"].dtype == torch.int64
 
@@ -199,34 +126,32 @@ def _states(h: Any, stack: Any) -> dict[str, Any]:
     return {"module": {"h": h}, "connectors": {"stack": stack}}
 
 
-def test_states_are_taken_as_the_module_has_them() -> None:
-    store, arrived = _store(gymnasium.spaces.Discrete(2), states=STATES)
-    good = _states(np.ones((N, 5), np.float32), np.ones(N, bool))
-    assert store.insert(_frame(1, np.zeros((N, T), np.int64), states=good)) == ""
-    assert arrived[0].episodes.states["module"]["h"].sum() == 5 * N
+def test_states_are_taken_as_the_module_has_them(world: World) -> None:
+    good = _states(np.ones((3, 5), np.float32), np.ones(3, bool))
+    assert world.open(states=STATES).insert(world.frame(states=good)) == ""
+    assert world.arrivals[0].episodes.states["module"]["h"].sum() == 5 * 3
 
 
 @pytest.mark.parametrize(
-    ("states", "message"),
+    ("expected", "states", "said"),
     [
-        ({}, "states lack an array at"),
-        (_states(np.ones((N, 4), np.float32), np.ones(N, bool)), "states/module/h of shape"),
-        (_states(np.ones((N, 5)), np.ones(N, bool)), "dtype float64 do not fit"),
-        (_states(np.ones((N, 5), np.float32), np.ones((N, 1), bool)), "states/connectors/stack of"),
+        (STATES, {}, "states lack an array at"),
+        (STATES, _states(np.ones((3, 4), "f4"), np.ones(3, bool)), "states/module/h of shape"),
+        (STATES, _states(np.ones((3, 5)), np.ones(3, bool)), "dtype float64 do not fit"),
+        (
+            STATES,
+            _states(np.ones((3, 5), "f4"), np.ones((3, 1), bool)),
+            "states/connectors/stack of",
+        ),
+        ({}, {"module": np.zeros(3)}, "states have an array at"),
     ],
 )
-def test_states_of_another_module_are_refused(states: Any, message: str) -> None:
-    store, _ = _store(gymnasium.spaces.Discrete(2), states=STATES)
-    with pytest.raises(WireError, match=r"^default: states") as raised:
-        store.insert(_frame(1, np.zeros((N, T), np.int64), states=states))
-    assert message in str(raised.value)
-
-
-def test_states_that_nobody_expects_are_refused() -> None:
-    store, _ = _store(gymnasium.spaces.Discrete(2))
-    states = {"module": np.zeros(N)}
-    with pytest.raises(WireError, match="default: states have an array at"):
-        store.insert(_frame(1, np.zeros((N, T), np.int64), states=states))
+def test_states_of_another_module_are_refused(
+    world: World, expected: Any, states: Any, said: str
+) -> None:
+    reason = refused(world, world.open(states=expected), world.frame(states=states))
+    assert reason.startswith("default: states")
+    assert said in reason
 
 
 # BatchStore: observations and actions that do not fit the spaces of a module are refused.

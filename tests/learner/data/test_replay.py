@@ -338,7 +338,8 @@ def test_a_resumed_run_draws_what_the_one_that_went_on_draws_if_tables_are_not_s
     one, other = make(saved=False, seed=3), make(saved=False, seed=4)
     seen = []
     for first in range(0, 300, 100):
-        seen.append(drawn(one.add(numbered(0, 40))))
+        if first:  # once, a checkpoint is from before the first row
+            seen.append(drawn(one.add(numbered(0, 40))))
         state = one.state()
         one.clear()
         other.restore(state, CPU)
@@ -346,21 +347,7 @@ def test_a_resumed_run_draws_what_the_one_that_went_on_draws_if_tables_are_not_s
         other.draw_apart(0)
         rows = numbered(first, 30)
         assert drawn(one.add(rows)) == drawn(other.add(rows)) != []
-    assert len(set(map(tuple, seen))) == 3, "each time other rows"
-
-
-def test_a_checkpoint_from_before_the_first_row_says_what_is_drawn_without_a_saved_table() -> None:
-    one, other = make(saved=False, seed=3), make(saved=False, seed=4)
-    other.restore(one.state(), CPU)
-    one.clear()
-    assert drawn(one.add(numbered(0, 40))) == drawn(other.add(numbered(0, 40)))
-
-
-def test_a_saved_table_that_is_larger_than_this_one_is_refused() -> None:
-    replay = make(capacity=50)
-    list(replay.add(numbered(0, 50)))
-    with pytest.raises(ValueError, match="replay_memory as they were, or"):
-        make(capacity=20).restore(replay.state(), CPU)
+    assert len(set(map(tuple, seen))) == len(seen) == 2, "each time other rows"
 
 
 @pytest.mark.parametrize("rows", [7, 40])
@@ -438,11 +425,6 @@ def test_a_replay_stays_as_it_is_when_it_refuses_a_state() -> None:
     assert drawn(one.add(numbered(50, 9))) == drawn(same.add(numbered(50, 9))) != []
     one.restore(good.state(), CPU)
     assert one.metrics()["replay_rows"] == 15.0
-
-
-def test_a_damaged_state_is_refused() -> None:
-    with pytest.raises(ValueError, match="holds no replay table"):
-        make().restore({"format": np.array(4), "modules": {}}, CPU)
 
 
 def test_a_state_of_another_format_is_refused_with_what_to_do() -> None:

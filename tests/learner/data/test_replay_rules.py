@@ -8,30 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.batches import MakeBatch
+from support.batches import MakeBatch, make, numbered
 
 from juggler.learner.core.returns import rows_of_transitions
 from juggler.learner.data.collate import collate
 from juggler.learner.data.replay.replay import Replay
 from juggler.learner.data.replay.table import living_rows, resized, rows_of_episodes, size_of
-from juggler.learner.data.sources import Columns
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.structures import tree_map
 
 CPU = torch.device("cpu")
 
 
-def numbered(first: int, count: int) -> Columns:
-    return {"number": torch.arange(first, first + count)}
-
-
-def replay_of(**changes: Any) -> Replay:
-    defaults: dict[str, Any] = {"capacity": 100, "size": 4, "ratio": 2.0}
-    return Replay(lambda columns: dict(columns), **{**defaults, **changes})
-
-
 def test_metrics_say_what_is_kept_and_how_often_it_is_drawn() -> None:
-    replay, arrived, draws = replay_of(begin=10, capacity=50, size=8, ratio=4.0), 0, 0
+    replay, arrived, draws = make(begin=10, capacity=50, size=8, ratio=4.0), 0, 0
     for _ in range(60):
         draws += len(list(replay.add(numbered(arrived, 3))))
         arrived += 3
@@ -53,7 +43,7 @@ def test_metrics_say_what_is_kept_and_how_often_it_is_drawn() -> None:
 
 
 def test_a_replay_that_fills_says_how_many_steps_it_lacks_and_draws_when_it_lacks_none() -> None:
-    replay, missing, draws = replay_of(begin=8), [], []
+    replay, missing, draws = make(begin=8), [], []
     for first in range(0, 16, 4):
         draws.append(len(list(replay.add(numbered(first, 4)))))
         missing.append(replay.books()["replay_steps_missing"])
@@ -66,13 +56,6 @@ def test_a_learner_that_no_row_came_to_says_that_the_others_wait_for_it() -> Non
     others = torch.tensor([30, 30, 1, 1], dtype=torch.float64)  # rows, steps, learners with rows
     assert not list(replay.add(numbered(0, 1), lambda told: told + others))
     assert replay.books()["replay_steps_missing"] == 1
-
-
-def test_rows_for_which_a_table_has_no_room_left_unused() -> None:
-    replay = replay_of(capacity=10, begin=1000)
-    list(replay.add(numbered(0, 25)))
-    told = replay.books()
-    assert (told["replay_rows_waiting"], told["replay_rows_unused"]) == (10, 15)
 
 
 def marked(make_batch: MakeBatch, seed: int, steps: int) -> EpisodeBatch:
@@ -180,9 +163,7 @@ def test_priorities_of_rows_that_have_moved_are_stale(make_batch: MakeBatch) -> 
 @pytest.mark.parametrize(("before", "after"), [(0.6, 1.0), (1.0, 0.6), (0.0, 0.6), (0.6, 0.0)])
 def test_another_exponent_after_a_restore_is_that_of_all_rows(before: float, after: float) -> None:
     priorities = torch.tensor([1.0, 2.0, 4.0, 8.0])
-    one, other = (
-        replay_of(capacity=4, ratio=40.0, priority_exponent=each) for each in (before, after)
-    )
+    one, other = (make(capacity=4, ratio=40.0, priority_exponent=each) for each in (before, after))
     for drawn in one.add(numbered(0, 4)):
         one.update_priorities(priorities[drawn["number"]])
     other.restore(one.state(), CPU)

@@ -89,16 +89,6 @@ def test_a_step_that_moves_nothing_leaves_parameters_and_moments_as_they_were(
         assert all(torch.equal(kept[name], before[name]) for name in before)
 
 
-def test_an_update_leaves_the_old_values_alone_unless_it_may_change_them() -> None:
-    for optimizer in (Adam(), RMSProp()):
-        parameters, gradient = torch.ones(3), torch.ones(3)
-        moments = optimizer.init(parameters)
-        before = {name: moment.clone() for name, moment in moments.items()}
-        optimizer.update(parameters, gradient, moments, Step(torch.tensor(0.1), ALL, [3]))
-        assert torch.equal(parameters, torch.ones(3))
-        assert all(torch.equal(moments[name], before[name]) for name in before)
-
-
 @pytest.mark.parametrize("in_place", [False, True])
 def test_parameters_that_move_apart_do_as_if_each_had_an_adam_of_its_own(in_place: bool) -> None:
     sizes, generator = [70, 1, 33, 40], torch.Generator().manual_seed(0)
@@ -140,11 +130,6 @@ def test_a_schedule_is_linear_between_its_points_and_constant_beyond(
 ) -> None:
     schedule = Schedule([(10, 1.0), (20, 0.5), (100, 0.0)])
     assert schedule(torch.tensor(steps)).item() == pytest.approx(value, rel=1e-12)
-
-
-def test_a_schedule_from_one_value_is_constant() -> None:
-    schedule = Schedule(3e-4)
-    assert [schedule(torch.tensor(steps)).item() for steps in (0, 10**12)] == [3e-4, 3e-4]
 
 
 @pytest.mark.parametrize("points", [[], [(10, 1.0), (10, 2.0)], [(10, 1.0), (5, 2.0)]])
@@ -230,6 +215,7 @@ def test_a_checkpoint_goes_on_with_the_same_numbers_and_knows_other_optimizers(
     tree: Any
     tree, extras = learner.save()
     assert tree["default"]["moments"].keys() == {"mean", "mean_square", "updates"}
+    del tree["default"]["buffers"]  # empty: a file of arrays does not keep it
     restored = Learner(make_core(optimizers={"value": VALUE}), seed=9)
     restored.restore(tree, extras)
     for seed in (7, 8):

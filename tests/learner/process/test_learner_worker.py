@@ -60,10 +60,6 @@ def _staleness(done: training_pb2.UpdateDone) -> dict[int, tuple[int, str]]:
     return {used.batch_id: (used.staleness, used.dropped) for used in done.batches}
 
 
-def test_the_first_weights_are_those_of_the_setup_under_the_groups_generation(world: World) -> None:
-    world.weights_of(Version(GENERATION, BEGIN.update))
-
-
 def test_an_update_trains_on_its_batches_and_publishes_the_next_version(world: World) -> None:
     before = world.weights_of(Version(GENERATION, 10))
     for batch_id in (1, 2):
@@ -72,15 +68,18 @@ def test_an_update_trains_on_its_batches_and_publishes_the_next_version(world: W
     assert _staleness(done) == {1: (0, ""), 2: (0, "")}
     assert (done.steps_trained, done.steps_dropped) == (world.steps(1, 2), 0)
     assert _version(done) == (GENERATION, 11)
+    assert not done.replay, "it has none"
     assert (world.weights_of(Version(GENERATION, 11)) != before).any()
 
 
 def test_a_batch_of_older_weights_than_allowed_is_dropped_and_counted(world: World) -> None:
-    for batch_id, update in ((1, 10), (2, 10 - MAX_STALENESS), (3, 9 - MAX_STALENESS), (4, 0)):
+    updates = {1: 10, 2: 10 - MAX_STALENESS, 3: 9 - MAX_STALENESS, 4: 0, 5: 12}
+    for batch_id, update in updates.items():
         world.send(batch_id, update)
-    done = world.update(1, 2, 3, 4)
-    assert _staleness(done) == {1: (0, ""), 2: (2, ""), 3: (3, "stale"), 4: (10, "stale")}
-    assert done.steps_trained == world.steps(1, 2)
+    done = world.update(*updates)
+    expected = {1: (0, ""), 2: (2, ""), 3: (3, "stale"), 4: (10, "stale"), 5: (0, "")}
+    assert _staleness(done) == expected
+    assert done.steps_trained == world.steps(1, 2, 5)
     assert done.steps_dropped == world.steps(3, 4)
 
 
@@ -101,11 +100,6 @@ def test_without_a_fresh_batch_there_is_no_update(world: World) -> None:
     np.testing.assert_array_equal(world.weights_of(Version(GENERATION, 10)), before)
 
 
-def test_a_batch_of_newer_weights_than_the_learners_is_fresh(world: World) -> None:
-    world.send(1, update=12)
-    assert _staleness(world.update(1)) == {1: (0, "")}
-
-
 def test_a_batch_that_is_not_here_went_with_a_predecessor(world: World) -> None:
     world.send(2, update=10)
     done = world.update(1, 2, 3)
@@ -123,17 +117,6 @@ def test_discarded_batches_are_counted_and_gone(world: World) -> None:
     done = world.update(1, 2)
     assert _staleness(done) == {1: (0, "restart"), 2: (0, "")}
     assert (done.steps_trained, done.steps_dropped) == (world.steps(2), world.steps(1))
-
-
-def test_every_step_that_arrived_is_trained_dropped_or_still_here(world: World) -> None:
-    for batch_id in range(1, 13):
-        world.send(batch_id, update=10 if batch_id % 3 else 5)
-    for first in (1, 4, 7):
-        done = world.update(first, first + 1, first + 2)
-    world.driver.ask(training_pb2.Discard(module_id="default", batch_ids=[10]), attach_pb2.Done())
-    done = world.update(99)
-    assert done.steps_trained + done.steps_dropped == world.steps(*range(1, 11))
-    assert done.steps_trained == world.steps(1, 2, 4, 5, 7, 8)
 
 
 def test_a_higher_generation_has_the_same_weights_and_goes_on_counting(world: World) -> None:
@@ -348,173 +331,137 @@ RIVAL = 9  # the rival's generation, with weights of update 0
 
 
 @pytest.fixture
-def world_of_worker_modules(tmp_path: Path, make_batch: MakeBatch) -> Iterator[World]:
+def pair(make_world: MakeWorld) -> World:
     """Modules "default" and "rival"; failures end nothing."""
-    made = World(tmp_path, make_batch, outlives_failures=True)
+    made = make_world(outlives_failures=True)
     made.add("rival", max_staleness=50)
     made.join(RIVAL, "rival")
-    yield made
-    made.close()
+    return made
 
 
-def failed(world_of_worker_modules: World, command: Any) -> str:
-    world_of_worker_modules.driver.tell(command)
-    return str(world_of_worker_modules.driver.heard())
+def failed(pair: World, command: Any) -> str:
+    pair.driver.tell(command)
+    return str(pair.driver.heard())
 
 
-def test_each_module_has_its_versions_weights_and_books(world_of_worker_modules: World) -> None:
-    ours = world_of_worker_modules.weights_of(Version(GENERATION, BEGIN.update))
-    theirs = world_of_worker_modules.weights_of(Version(RIVAL, 0), "rival")
+def test_each_module_has_its_versions_weights_and_books(pair: World) -> None:
+    ours = pair.weights_of(Version(GENERATION, BEGIN.update))
+    theirs = pair.weights_of(Version(RIVAL, 0), "rival")
     np.testing.assert_array_equal(ours, theirs)  # equal specs begin equal, for any id
-    assert (
-        world_of_worker_modules.send(1, BEGIN.update)
-        == world_of_worker_modules.send(2, BEGIN.update)
-        == ("", "")
-    )
-    assert world_of_worker_modules.send(3, 0, RIVAL, "rival") == ("", "")
-    done = world_of_worker_modules.update(3, module_id="rival")
+    assert pair.send(1, BEGIN.update) == pair.send(2, BEGIN.update) == ("", "")
+    assert pair.send(3, 0, RIVAL, "rival") == ("", "")
+    done = pair.update(3, module_id="rival")
     assert (done.module_id, Version.of(done.version)) == ("rival", (RIVAL, 1))
-    assert done.steps_trained == world_of_worker_modules.steps(3)
-    assert (world_of_worker_modules.weights_of(Version(RIVAL, 1), "rival") != theirs).any()
-    done = world_of_worker_modules.update(1, 2)
+    assert done.steps_trained == pair.steps(3)
+    assert (pair.weights_of(Version(RIVAL, 1), "rival") != theirs).any()
+    done = pair.update(1, 2)
     assert (done.module_id, Version.of(done.version)) == ("default", (GENERATION, 11))
-    assert done.steps_trained == world_of_worker_modules.steps(1, 2)
-    world_of_worker_modules.join(RIVAL + 1, "rival")
-    world_of_worker_modules.weights_of(Version(RIVAL + 1, 1), "rival")
-    assert world_of_worker_modules.module.version == (GENERATION, 11)
+    assert done.steps_trained == pair.steps(1, 2)
+    pair.join(RIVAL + 1, "rival")
+    pair.weights_of(Version(RIVAL + 1, 1), "rival")
+    assert pair.module.version == (GENERATION, 11)
 
 
-def test_a_learner_says_of_each_module_whether_it_can_be_trained_with_others(
-    tmp_path: Path, make_batch: MakeBatch
+def test_a_learner_says_of_each_module_what_its_steps_take_and_why_it_trains_alone(
+    make_world: MakeWorld,
 ) -> None:
-    world_of_worker_modules = World(tmp_path, make_batch, may_meet=True)
-    world_of_worker_modules.add("many", algorithm="support.own_algorithms:Many")
-    assert world_of_worker_modules.ready["default"].why_alone == ""
-    told = world_of_worker_modules.ready["many"].why_alone
+    pair = make_world(may_meet=True)
+    module = pair.add("replayed", algorithm="dqn", replay_capacity=10_000)
+    assert pair.ready["default"].kept_bytes == 0
+    assert pair.ready["replayed"].kept_bytes == int(module.learner.kept_bytes) > 10_000
+    pair.add("many", algorithm="support.own_algorithms:Many")
+    assert pair.ready["default"].why_alone == ""
+    told = pair.ready["many"].why_alone
     assert told.endswith("cannot train in a group of learners")
-    assert world_of_worker_modules.ready["many"].meeting_point, "it does not say so for want of one"
-    world_of_worker_modules.close()
+    assert pair.ready["many"].meeting_point, "it does not say so for want of one"
 
 
-def test_a_learner_says_of_each_module_how_much_memory_its_steps_will_take(
-    tmp_path: Path, make_batch: MakeBatch
-) -> None:
-    world_of_worker_modules = World(tmp_path, make_batch)
-    module = world_of_worker_modules.add("replayed", algorithm="dqn", replay_capacity=10_000)
-    assert world_of_worker_modules.ready["default"].kept_bytes == 0
-    assert (
-        world_of_worker_modules.ready["replayed"].kept_bytes
-        == int(module.learner.kept_bytes)
-        > 10_000
-    )
-    world_of_worker_modules.close()
-
-
-def test_a_batch_is_of_the_module_that_it_was_asked_for(world_of_worker_modules: World) -> None:
-    reason, explanation = world_of_worker_modules.send(1, 0, RIVAL, "stranger")
+def test_a_batch_is_of_the_module_that_it_was_asked_for(pair: World) -> None:
+    reason, explanation = pair.send(1, 0, RIVAL, "stranger")
     assert (reason, explanation) == ("refused", "no module 'stranger' is here")
-    assert world_of_worker_modules.send(1, 0, RIVAL, "rival") == ("", "")
-    done = world_of_worker_modules.update(1)
+    assert pair.send(1, 0, RIVAL, "rival") == ("", "")
+    done = pair.update(1)
     assert [used.dropped for used in done.batches] == ["restart"], "it is not the default one's"
-    assert world_of_worker_modules.update(
-        1, module_id="rival"
-    ).steps_trained == world_of_worker_modules.steps(1)
+    assert pair.update(1, module_id="rival").steps_trained == pair.steps(1)
 
 
 def test_what_one_module_cannot_do_concerns_no_other(
-    world_of_worker_modules: World, monkeypatch: pytest.MonkeyPatch
+    pair: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rival = world_of_worker_modules.worker.modules["rival"].learner
+    rival = pair.worker.modules["rival"].learner
     monkeypatch.setattr(rival, "step", lambda sample: 1 / 0)
-    world_of_worker_modules.send(1, 0, RIVAL, "rival")
-    world_of_worker_modules.ask_for_update(1, module_id="rival")
-    assert "division by zero" in str(world_of_worker_modules.driver.heard())
+    pair.send(1, 0, RIVAL, "rival")
+    pair.ask_for_update(1, module_id="rival")
+    assert "division by zero" in str(pair.driver.heard())
     assert "no module 'rivl' is here: did you mean 'rival'" in failed(
-        world_of_worker_modules, training_pb2.Update(module_id="rivl", batch_ids=[1])
+        pair, training_pb2.Update(module_id="rivl", batch_ids=[1])
     )
     assert "module 'rival' is here already" in failed(
-        world_of_worker_modules, training_pb2.AddModule(module_id="rival")
+        pair, training_pb2.AddModule(module_id="rival")
     )
-    world_of_worker_modules.send(2, BEGIN.update)
-    assert Version.of(world_of_worker_modules.update(2).version) == (GENERATION, 11)
+    pair.send(2, BEGIN.update)
+    assert Version.of(pair.update(2).version) == (GENERATION, 11)
 
 
-def test_modules_of_a_process_share_the_memory_of_waiting_batches(
-    world_of_worker_modules: World,
-) -> None:
-    stores = [module.store for module in world_of_worker_modules.worker.modules.values()]
-    assert world_of_worker_modules.send(1, 0, RIVAL, "rival") == ("", "")
+def test_modules_of_a_process_share_the_memory_of_waiting_batches(pair: World) -> None:
+    stores = [module.store for module in pair.worker.modules.values()]
+    assert pair.send(1, 0, RIVAL, "rival") == ("", "")
     held = sum(store.held_bytes for store in stores)
     for store in stores:
         store._capacity_bytes = 3 * held // 2
     said = f"{held} bytes of batches are waiting already"
-    assert world_of_worker_modules.send(2, BEGIN.update) == ("refused", said)
-    world_of_worker_modules.update(1, module_id="rival")
-    assert world_of_worker_modules.send(3, BEGIN.update) == ("", "")
+    assert pair.send(2, BEGIN.update) == ("refused", said)
+    pair.update(1, module_id="rival")
+    assert pair.send(3, BEGIN.update) == ("", "")
 
 
 def test_an_exact_update_is_made_of_all_its_batches_or_not_at_all(
-    world_of_worker_modules: World, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+    pair: World, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for batch_id in (1, 2, 3):
-        world_of_worker_modules.send(batch_id, update=0)  # long too old for an update of a run
-    done = world_of_worker_modules.update(1, exact=True, num_epochs=2)
+        pair.send(batch_id, update=0)  # long too old for an update of a run
+    done = pair.update(1, exact=True, num_epochs=2)
     assert [used.batch_id for used in done.batches] == [1]
     assert done.metrics["default"].values["skipped"] == 0.0
     assert Version.of(done.version).update == BEGIN.update + 1
-    world_of_worker_modules.driver.tell(
-        training_pb2.Update(module_id="default", batch_ids=[2, 4], exact=True)
-    )
+    pair.driver.tell(training_pb2.Update(module_id="default", batch_ids=[2, 4], exact=True))
     # Batch 4 comes while the update waits for it, and is not what its header says.
     header = episodes_pb2.BatchHeader(
         batch_id=4, generation=GENERATION, live_steps=1, module_id="default"
     )
-    reason = world_of_worker_modules.send_as(header, make_batch(4, 8))
-    assert reason == ("refused", str(world_of_worker_modules.driver.heard()))
+    reason = pair.send_as(header, make_batch(4, 8))
+    assert reason == ("refused", str(pair.driver.heard()))
     assert reason[1].startswith("header says 1 live steps, found ")
-    held = world_of_worker_modules.module.store.peek([2, 3])
+    held = pair.module.store.peek([2, 3])
     assert [batch.batch_id for batch in held] == [3]
     monkeypatch.setattr(
-        world_of_worker_modules.module.learner,
-        "after_gradients",
-        lambda grads, aux: (grads * math.nan, aux),
+        pair.module.learner, "after_gradients", lambda grads, aux: (grads * math.nan, aux)
     )
     assert "not finite, so this update changed nothing" in failed(
-        world_of_worker_modules, training_pb2.Update(module_id="default", batch_ids=[3], exact=True)
+        pair, training_pb2.Update(module_id="default", batch_ids=[3], exact=True)
     )
 
 
-def test_a_module_that_is_removed_leaves_the_others_and_may_come_back(
-    world_of_worker_modules: World,
-) -> None:
-    world_of_worker_modules.driver.ask(
-        training_pb2.RemoveModule(module_id="rival"), attach_pb2.Done()
-    )
-    assert world_of_worker_modules.send(1, 0, RIVAL, "rival") == (
-        "refused",
-        "no module 'rival' is here",
-    )
-    assert world_of_worker_modules.send(2, BEGIN.update) == ("", "")
-    world_of_worker_modules.add("rival")
-    world_of_worker_modules.join(RIVAL + 1, "rival")
-    world_of_worker_modules.weights_of(Version(RIVAL + 1, 0), "rival")
+def test_a_module_that_is_removed_leaves_the_others_and_may_come_back(pair: World) -> None:
+    pair.driver.ask(training_pb2.RemoveModule(module_id="rival"), attach_pb2.Done())
+    assert pair.send(1, 0, RIVAL, "rival") == ("refused", "no module 'rival' is here")
+    assert pair.send(2, BEGIN.update) == ("", "")
+    pair.add("rival")
+    pair.join(RIVAL + 1, "rival")
+    pair.weights_of(Version(RIVAL + 1, 0), "rival")
 
 
-def test_weights_and_states_go_from_one_module_to_another(world_of_worker_modules: World) -> None:
-    world_of_worker_modules.send(1, BEGIN.update)
-    world_of_worker_modules.update(1)
-    before = world_of_worker_modules.weights_of(Version(GENERATION, 11))
-    chunk = world_of_worker_modules.driver.ask(
-        training_pb2.Snapshot(module_id="default"), any_pb2.Any()
-    )
+def test_weights_and_states_go_from_one_module_to_another(pair: World) -> None:
+    pair.send(1, BEGIN.update)
+    pair.update(1)
+    before = pair.weights_of(Version(GENERATION, 11))
+    chunk = pair.driver.ask(training_pb2.Snapshot(module_id="default"), any_pb2.Any())
     part = training_pb2.Restore(
         module_id="rival", chunk=chunk.value, last=True, state_bytes=1 << 20
     )
-    world_of_worker_modules.driver.ask(part, attach_pb2.Done())
-    world_of_worker_modules.join(RIVAL + 1, "rival")
-    np.testing.assert_array_equal(
-        world_of_worker_modules.weights_of(Version(RIVAL + 1, 11), "rival"), before
-    )
+    pair.driver.ask(part, attach_pb2.Done())
+    pair.join(RIVAL + 1, "rival")
+    np.testing.assert_array_equal(pair.weights_of(Version(RIVAL + 1, 11), "rival"), before)
 
 
 def test_a_setup_that_lacks_something_or_has_more_is_refused_in_a_sentence() -> None:
@@ -524,11 +471,9 @@ def test_a_setup_that_lacks_something_or_has_more_is_refused_in_a_sentence() -> 
         from_json('{"learner": {}, "module": 3, "connectors": {}}', ModuleSetup)
 
 
-def test_a_module_that_was_handed_its_state_takes_the_weights_of_a_later_reset(
-    world_of_worker_modules: World,
-) -> None:
+def test_a_module_that_was_handed_its_state_takes_the_weights_of_a_later_reset(pair: World) -> None:
     """Without a state, the driver sends none, so the newer one counts."""
-    module = world_of_worker_modules.module
+    module = pair.module
     chunks = module.handover.chunks("default", module.learner, "run", module.version)
     state_handover.hand_over([chunks])
     module.handover = state_handover.StateHandover(state_handover.receive()["default"])
@@ -536,15 +481,15 @@ def test_a_module_that_was_handed_its_state_takes_the_weights_of_a_later_reset(
     ready = training_pb2.ModuleReady()
     module.take_over("run", command, ready)
     assert ready.HasField("handed_over")
-    world_of_worker_modules.join(GENERATION + 1)
-    others = world_of_worker_modules.worker.modules["rival"].learner
+    pair.join(GENERATION + 1)
+    others = pair.worker.modules["rival"].learner
     others.reset(seed=123)
     given = others.get_weights()
     for command in (
         training_pb2.Reset(module_id="default", seed=1),
         *restores("default", {"default": given}, {}, training_pb2.Restore(weights=True)),
     ):
-        world_of_worker_modules.driver.ask(command, attach_pb2.Done())
+        pair.driver.ask(command, attach_pb2.Done())
     taken = module.learner.get_weights()
     for name, weights in given.items():
         np.testing.assert_array_equal(taken[name], weights)
@@ -552,13 +497,13 @@ def test_a_module_that_was_handed_its_state_takes_the_weights_of_a_later_reset(
 
 @pytest.mark.parametrize("selectable", [False, True])
 def test_weights_of_another_network_are_refused_and_keys_are_named_where_they_help(
-    world_of_worker_modules: World, selectable: bool
+    pair: World, selectable: bool
 ) -> None:
     source = "from_checkpoint = 'runs/other'"
     weights = {"default": {"encoder.0.weight": np.ones((3, 3), np.float32)}}
     last = training_pb2.Restore(weights=True, whole=True, source=source, selectable=selectable)
     (part,) = restores("rival", weights, {}, last)
-    said = failed(world_of_worker_modules, part)
+    said = failed(pair, part)
     assert said.startswith(f"{source}: weights ")
     assert "of another network" in said
     assert ("name them in from_parameters" in said) == selectable
@@ -572,62 +517,40 @@ def test_weights_of_another_network_are_refused_and_keys_are_named_where_they_he
     ],
 )
 def test_a_learner_makes_progress_with_each_part_of_an_update(
-    tmp_path: Path, make_batch: MakeBatch, steps: int, config: dict[str, Any]
+    make_world: MakeWorld, steps: int, config: dict[str, Any]
 ) -> None:
     """An update of many parts may take longer than `hang_seconds`."""
-    world_of_worker_modules = World(tmp_path, make_batch, **config)
-    assert world_of_worker_modules.send(1, BEGIN.update) == ("", "")
-    before = world_of_worker_modules.driver.progressed
-    done = world_of_worker_modules.update(1)
+    pair = make_world(**config)
+    assert pair.send(1, BEGIN.update) == ("", "")
+    before = pair.driver.progressed
+    done = pair.update(1)
     assert not done.peer_lost
-    assert world_of_worker_modules.driver.progressed - before >= steps
-    world_of_worker_modules.close()
+    assert pair.driver.progressed - before >= steps
 
 
 # What a learner says of its replay in each answer to an update.
 
 
 def test_every_answer_says_what_became_of_all_steps_that_are_trained(
-    tmp_path: Path, make_batch: Callable[..., EpisodeBatch]
+    make_world: MakeWorld,
 ) -> None:
-    config = DqnConfig(
-        algorithm="dqn",
-        replay_begin=60,
-        replay_capacity=100,
-        replay_batch_size=8,
-        replay_ratio=1.0,
-        max_staleness=100,
-    )
-    world = World(tmp_path, make_batch, **asdict(config))
-    try:
-        for batch_id in range(1, 9):
-            world.send(batch_id, update=BEGIN.update)
-            done = world.update(batch_id)
-            told = done.replay
-            rows = [told[f"replay_rows_{what}"] for what in ("drawn", "waiting", "unused")]
-            assert sum(rows) == done.steps_trained == world.steps(*range(1, batch_id + 1))
-            assert told["replay_rows"] == min(100, done.steps_trained)
-            missing = max(0, 60 - done.steps_trained)
-            assert told["replay_steps_missing"] == missing
-            assert done.seconds["waiting"] > 0
-            if missing:
-                assert not done.metrics, "there is nothing to learn from"
-                assert rows == [0, done.steps_trained, 0]
-        assert rows[0] > 0
-        assert rows[2] > 0
-    finally:
-        world.close()
-
-
-def test_a_learner_without_a_replay_has_nothing_to_say_of_one(
-    tmp_path: Path, make_batch: Callable[..., EpisodeBatch]
-) -> None:
-    world = World(tmp_path, make_batch)
-    try:
-        world.send(1, update=BEGIN.update)
-        assert not world.update(1).replay
-    finally:
-        world.close()
+    replay = {"replay_begin": 60, "replay_capacity": 100, "replay_batch_size": 8}
+    world = make_world(algorithm="dqn", replay_ratio=1.0, max_staleness=100, **replay)
+    for batch_id in range(1, 9):
+        world.send(batch_id, update=BEGIN.update)
+        done = world.update(batch_id)
+        told = done.replay
+        rows = [told[f"replay_rows_{what}"] for what in ("drawn", "waiting", "unused")]
+        assert sum(rows) == done.steps_trained == world.steps(*range(1, batch_id + 1))
+        assert told["replay_rows"] == min(100, done.steps_trained)
+        missing = max(0, 60 - done.steps_trained)
+        assert told["replay_steps_missing"] == missing
+        assert done.seconds["waiting"] > 0
+        if missing:
+            assert not done.metrics, "there is nothing to learn from"
+            assert rows == [0, done.steps_trained, 0]
+    assert rows[0] > 0
+    assert rows[2] > 0
 
 
 # The books of a learner with a replay, when another one of its group is killed in an update.
@@ -644,7 +567,7 @@ def test_a_learner_without_a_replay_has_nothing_to_say_of_one(
     ],
 )
 def test_a_step_is_trained_if_it_is_kept_and_else_lost(
-    tmp_path: Path, make_batch: MakeBatch, dies_at: str, saved: bool, dropped: str, kept: list[int]
+    make_world: MakeWorld, dies_at: str, saved: bool, dropped: str, kept: list[int]
 ) -> None:
     config = asdict(
         DqnConfig(
@@ -656,7 +579,7 @@ def test_a_step_is_trained_if_it_is_kept_and_else_lost(
             max_staleness=2,
         )
     )
-    world = World(tmp_path, make_batch, **config)
+    world = make_world(**config)
     point = world.module.membership.meeting_address()
     context = multiprocessing.get_context("forkserver")
     ready = context.Event()
@@ -691,4 +614,3 @@ def test_a_step_is_trained_if_it_is_kept_and_else_lost(
     finally:
         process.kill()
         process.join()
-        world.close()

@@ -14,8 +14,7 @@ from support.scripted_modules import LinearPolicy
 from juggler.envrunner.sampling_worker import numpy_in_one_thread
 from juggler.runtime.acting.actor import Actor, RandomActions
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.connectors.connector import ActionConnector
-from juggler.runtime.connectors.pipelines import ModuleToEnv, build_runner_pipelines
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.models import ActorCritic
 from juggler.runtime.modules.module_specs import build_module
@@ -110,38 +109,6 @@ def test_to_act_deterministically_is_to_take_the_mode_clipped() -> None:
     np.testing.assert_array_equal(
         best(policy_for(DISCRETE), x), logits["action_dist_inputs"].argmax(-1) - 1
     )
-
-
-class Halved(ActionConnector):
-    def __call__(self, actions):
-        return actions * np.float32(0.5)
-
-
-def test_what_stands_between_module_and_environment_may_be_something_else() -> None:
-    halved = ModuleToEnv([Halved(OBSERVATIONS, BOX)], BOX, BOX)
-    policy = Actor(LinearPolicy(OBSERVATIONS, BOX), ROWS, STEPS, 0, module_to_env=halved)
-    sent, actions, _ = fragment(policy)
-    np.testing.assert_array_equal(sent, actions * np.float32(0.5))
-    np.testing.assert_array_equal(actions, fragment(policy_for(BOX))[1])
-
-
-def test_a_module_that_returns_nothing_of_use_is_refused() -> None:
-    class Mute(RLModule):
-        def _forward(self, batch):
-            return {"logits": batch["observations"]}
-
-    with pytest.raises(ValueError, match=r"output of Mute.forward_exploration must .*'logits'"):
-        Actor(Mute(OBSERVATIONS, DISCRETE, {}), ROWS, STEPS, 0)
-
-
-@pytest.mark.parametrize("name", ["actions", "action_dist_inputs"])
-def test_outputs_of_the_wrong_shape_are_refused(name) -> None:
-    class Askew(RLModule):
-        def _forward(self, batch):
-            return {name: batch["observations"][:, :2]}
-
-    with pytest.raises(ValueError, match=rf"'{name}' in the output of Askew.*\[5, 2\]"):
-        Actor(Askew(OBSERVATIONS, DISCRETE, {}), ROWS, STEPS, 0)
 
 
 def test_weights_are_taken_by_name_and_refused_when_they_are_another_modules() -> None:

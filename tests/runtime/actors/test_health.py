@@ -93,15 +93,6 @@ def test_a_hub_says_whether_it_takes_workers(world: World) -> None:
             assert _says(world.address, service) == ("" if ready else "it is not ready")
 
 
-def test_health_goes_on_without_any_worker(world: World) -> None:
-    health = AsyncHealth()
-    world.start(services=(health,))
-    health.ready(True)
-    attachment = world.attach()
-    attachment.close()
-    assert _says(world.address, READINESS) == ""
-
-
 def test_a_probe_of_more_than_a_services_name_is_refused_before_it_is_there() -> None:
     process = Health()
     with socket.create_server(("127.0.0.1", 0)) as free:

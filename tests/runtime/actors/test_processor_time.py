@@ -290,9 +290,9 @@ def test_a_pool_measures_the_commands_that_it_is_told_to(world: World) -> None:
     pool.complete(joined)
     for command in (attach_pb2.Stop(), attach_pb2.Done()):
         command_id = pool.submit(joined.worker, command)
-        attachment.reply(command_id, attach_pb2.Done(), last=False)
-        attachment.reply(command_id, attach_pb2.Done())
-        for _ in range(2):
-            assert len(pool.complete(world.wait_for(WorkerReplied))) == 1
+        for last in (False, True):
+            attachment.reply(command_id, attach_pb2.Done(), last=last)
+            (completed,) = pool.complete(world.wait_for(WorkerReplied))
+            assert (completed.last, pool.in_flight(joined.worker)) == (last, not last)
     assert histogram.counts == [0, 1, 0], "one command of that kind, once"
     assert histogram.sum > 0

@@ -12,8 +12,6 @@ from support.random_episodes import FIRST_HALF, SECOND_HALF, column_with, column
 from juggler.runtime.episodes.batch import EpisodeBatch, batch_of_columns
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import FrameReader, encode_frame
-from juggler.runtime.wire.v1 import episodes_pb2
 
 NAMES = sorted(columns())
 TREES = {"observations", "actions", "last_observations", "final_observations", "states"}
@@ -34,15 +32,6 @@ def test_a_batch_comes_back_from_its_own_tree_without_a_copy() -> None:
     for name in NAMES:
         assert getattr(again, name) is getattr(batch, name)
     assert (batch.rows, batch.steps, batch.live_steps) == (4, 4, 15)
-
-
-def test_a_batch_comes_back_from_the_wire() -> None:
-    (chunk,) = encode_frame(episodes_pb2.BatchHeader(), EpisodeBatch.from_tree(columns()).to_tree())
-    frame = FrameReader(episodes_pb2.BatchHeader).feed(chunk)
-    assert frame is not None
-    found = EpisodeBatch.from_tree(frame.tree)
-    for name, column in columns().items():
-        np.testing.assert_array_equal(getattr(found, name), column)
 
 
 def test_a_batch_without_an_end_and_without_a_segment_is_a_batch() -> None:
@@ -93,7 +82,10 @@ def test_bootstrap_observations_must_have_the_dtype_of_observations() -> None:
 @pytest.mark.parametrize("name", sorted(set(NAMES) - MEASURES.keys() - {"states"}))
 def test_a_column_that_is_too_short_or_too_long_is_named(name: str) -> None:
     column = columns()[name]
-    for other in (column[:-1], np.concatenate([column, column[:1]])):
+    others = [column[:-1], np.concatenate([column, column[:1]])]
+    if name.startswith(("final_", "segment_")):
+        others.append(column[..., None])  # a dimension too many
+    for other in others:
         assert f"column '{name}' has shape {other.shape}" in _refusal(**{name: other})
 
 
@@ -102,11 +94,6 @@ def test_a_column_that_others_are_measured_by_must_agree_with_them(name: str) ->
     column = columns()[name]
     for other in (column[:-1], np.concatenate([column, column[:1]])):
         assert f"column '{MEASURES[name]}" in _refusal(**{name: other})
-
-
-@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("final_", "segment_"))])
-def test_an_index_column_with_a_dimension_too_many_is_refused(name: str) -> None:
-    assert "has shape" in _refusal(**{name: columns()[name][..., None]})
 
 
 @pytest.mark.parametrize("shape", [(), (16,), (2, 2, 4)])
@@ -188,9 +175,7 @@ def test_a_truncated_step_without_its_final_observation_is_refused() -> None:
     assert "has no final observation" in _refusal(**column_with("truncated", (1, 1), True))
     without = {name: columns()[name][:1] for name in columns() if name.startswith("final_")}
     assert "has no final observation" in _refusal(**without)
-
-
-def test_two_final_observations_of_one_step_do_not_stand_for_two_steps() -> None:
+    # Two of one step do not stand for two steps.
     twice = {"final_rows": np.array([0, 0], np.int32), "final_steps": np.array([1, 1], np.int32)}
     assert "has no final observation" in _refusal(**twice)
 
@@ -324,7 +309,4 @@ def test_the_version_of_a_run_grows_though_a_module_goes_back_to_an_earlier_upda
     assert before == Version(2, 140)
     assert after == Version(3, 90)
     assert before < after
-
-
-def test_the_version_of_a_run_with_one_module_is_that_of_the_module() -> None:
     assert Version.of_run([Version(3, 7)]) == Version(3, 7)

@@ -66,12 +66,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop("my_modules_for_test", None)
 
 
-def test_a_module_is_imported_by_name(package: str) -> None:
-    module = build_module(f"{package}:Mine", VECTOR, TWO, {"hidden_sizes": [8]})
-    assert type(module).__name__ == "Mine"
-    assert isinstance(module, ActorCritic)
-
-
 def test_a_module_that_ships_is_found_under_the_name_that_earlier_versions_wrote() -> None:
     name = ModuleConfig(module="juggler.runtime.modules.soft_actor_critic:SoftActorCritic").module
     assert name == "juggler:SoftActorCritic" == ALGORITHMS["sac"].module
@@ -243,7 +237,7 @@ def test_a_constructor_that_does_not_suit_is_named_with_what_it_should_be(
 # MultiRLModule: modules by id, alone or with parts that they share.
 
 
-MULTI_RL_MODULE_TWO, THREE = spaces.Discrete(2), spaces.Discrete(3)
+THREE = spaces.Discrete(3)
 GLOBAL_LOCAL = spaces.Dict({"global": VECTOR, "local": spaces.Box(-1, 1, (2,), np.float32)})
 
 
@@ -277,7 +271,7 @@ class SharedEncoder(MultiRLModule):
         }
 
 
-def default(action_space: Any = MULTI_RL_MODULE_TWO, **model: Any) -> RLModuleSpec:
+def default(action_space: Any = TWO, **model: Any) -> RLModuleSpec:
     return RLModuleSpec(observation_space=VECTOR, action_space=action_space, model_config=model)
 
 
@@ -332,7 +326,7 @@ def test_what_cannot_be_held_is_refused() -> None:
 
 
 def test_a_subclass_builds_a_part_that_its_modules_share() -> None:
-    spec = RLModuleSpec(observation_space=GLOBAL_LOCAL, action_space=MULTI_RL_MODULE_TWO)
+    spec = RLModuleSpec(observation_space=GLOBAL_LOCAL, action_space=TWO)
     multi = SharedEncoder({"a": spec, "b": spec, "alone": default().build()})
     assert multi.shared_parts() == {key: ["a", "b"] for key in ["shared.weight", "shared.bias"]}
     batch = {"observations": {"global": torch.randn(3, 4), "local": torch.randn(3, 2)}}
@@ -355,15 +349,13 @@ def test_a_spec_of_several_is_completed_module_by_module() -> None:
         modules={"a": RLModuleSpec(model_config={"hidden_sizes": [8]}), "b": RLModuleSpec()}
     )
     own = spaces.Box(-1, 1, (7,))
-    multi = spec.completed(
-        {"a": VECTOR, "b": own}, MULTI_RL_MODULE_TWO, {"activation": "relu"}
-    ).build()
+    multi = spec.completed({"a": VECTOR, "b": own}, TWO, {"activation": "relu"}).build()
     assert multi["a"].model_config == {"hidden_sizes": [8], "activation": "relu"}
     assert multi["b"].observation_space is own
-    assert multi["b"].action_space is MULTI_RL_MODULE_TWO
+    assert multi["b"].action_space is TWO
     assert isinstance(multi["b"], ActorCritic)
     # A Dict space is a mapping too, and still one space for all.
-    nested = spec.completed(GLOBAL_LOCAL, MULTI_RL_MODULE_TWO)
+    nested = spec.completed(GLOBAL_LOCAL, TWO)
     assert all(each.observation_space is GLOBAL_LOCAL for each in nested.modules.values())
 
 

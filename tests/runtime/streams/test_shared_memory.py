@@ -183,18 +183,25 @@ def test_a_writer_shares_with_the_successor_of_a_killed_reader(
 # Ends of a stream that share no memory, although they are on one host: batches go inline.
 
 
-def test_without_the_socket_batches_go_inline_and_that_is_said_once(
-    learner: LearnerEnd, senders: Senders
+@pytest.mark.parametrize("lacks", ["the socket", "memfds"])
+def test_without_what_sharing_takes_batches_go_inline_and_that_is_said_once(
+    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch, lacks: str
 ) -> None:
-    os.unlink(memory_path(learner.address))
+    if lacks == "the socket":
+        os.unlink(memory_path(learner.address))
+    else:
+        monkeypatch.delattr(os, "memfd_create")
     sender = senders.open(learner.address)
     send_each(senders, sender, *range(1, 20))
     assert len(learner.taken) == 19
     for frame in learner.taken:
         np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, SIZE))
     (said,) = senders.inline
-    assert "No such file" in said
-    assert memory_path(learner.address) in said
+    if lacks == "the socket":
+        assert "No such file" in said
+        assert memory_path(learner.address) in said
+    else:
+        assert said.endswith("this Python was built without os.memfd_create")
     assert not mapped()
 
 
@@ -212,20 +219,6 @@ def test_a_host_without_memory_left_is_no_crash(
     assert "No space left" in said
     for frame in learner.taken:
         np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, 3 * SIZE))
-
-
-def test_a_python_without_memfds_sends_bytes_and_says_so_once(
-    learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(os, "memfd_create")
-    sender = senders.open(learner.address)
-    send_each(senders, sender, *range(1, 20))
-    assert len(learner.taken) == 19
-    for frame in learner.taken:
-        np.testing.assert_equal(frame.tree, tree(frame.header.batch_id, SIZE))
-    (said,) = senders.inline
-    assert said.endswith("this Python was built without os.memfd_create")
-    assert not mapped()
 
 
 @pytest.mark.slow

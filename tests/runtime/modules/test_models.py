@@ -1,4 +1,4 @@
-"""The default module: an actor-critic for every space."""
+"""Modules that ship: actor-critics for every space, and their networks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from gymnasium import spaces
@@ -14,9 +15,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
+from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
+from juggler.runtime.modules.acting_part import strip_to_acting
 from juggler.runtime.modules.config import ModelConfig
 from juggler.runtime.modules.layers import RecurrentCore
-from juggler.runtime.modules.models import ActorCritic, Catalog, QNetwork
+from juggler.runtime.modules.models import ActorCritic, Catalog, DeterministicActorCritic, QNetwork
 from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.wire.structures import to_tree, tree_map
 
@@ -142,40 +147,7 @@ def test_free_log_deviations_of_nested_actions_get_to_their_places() -> None:
 # -- memory ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recurrent", ["lstm", "gru"])
-@pytest.mark.parametrize("space", [VECTOR, NESTED], ids=str)
-def test_a_sequence_at_once_is_the_same_as_step_by_step(
-    recurrent: str, space: gymnasium.Space[Any]
-) -> None:
-    module = build(space, recurrent=recurrent, recurrent_size=16)
-    batch = {"observations": observations(space, 3, 6), "states": initial_states(module, 3)}
-    at_once = module.forward_train(batch)
-    states = batch["states"]
-    for t in range(6):
-        now = tree_map(lambda leaf, t=t: leaf[:, t : t + 1], batch["observations"])
-        step = module.forward_exploration({"observations": now, "states": states})
-        torch.testing.assert_close(
-            step["action_dist_inputs"], at_once["action_dist_inputs"][:, t : t + 1]
-        )
-        states = step["states"]
-    for name, last in at_once["states"].items():
-        assert last.shape == (3, 16)
-        torch.testing.assert_close(states[name], last)
-
-
 # -- parts of one's own ---------------------------------------------------------------------------
-
-
-class TwiceAsWide(Catalog):
-    def build_value_head(self, features: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(features, 2 * features), nn.ReLU(), nn.Linear(128, 1))
-
-
-def test_one_part_can_be_swapped_in_a_catalog_and_the_rest_stays() -> None:
-    module = build_module(TwiceAsWide, VECTOR, TWO, {})
-    assert isinstance(module, ActorCritic)
-    assert len(module.value_head) == 3
-    assert module.forward_train({"observations": torch.zeros(3, 4)})["values"].shape == (3,)
 
 
 def test_a_core_of_ones_own_may_have_any_tree_for_its_state() -> None:
@@ -240,7 +212,6 @@ def test_a_bias_that_is_no_number_is_refused(bias: object) -> None:
 
 
 Floats = NDArray[np.float64]
-DUELING_VECTOR = spaces.Box(-10, 10, (4,), np.float32)
 THREE = spaces.Discrete(3)
 
 
@@ -278,7 +249,7 @@ def slow_head(x: Floats, named: dict[str, Floats], numbers: int, head: str = "")
 
 
 def test_a_dueling_network_values_actions_as_in_numpy() -> None:
-    module = QNetwork(DUELING_VECTOR, THREE, {"hidden_sizes": [8], "dueling": True})
+    module = QNetwork(VECTOR, THREE, {"hidden_sizes": [8], "dueling": True})
     named = drawn(module)
     seen = torch.randn(7, 4, generator=torch.Generator().manual_seed(2))
     features = np.tanh(linear(seen.double().numpy(), named, "encoder.0"))
@@ -292,7 +263,7 @@ def test_a_dueling_network_values_actions_as_in_numpy() -> None:
 
 def test_logits_of_returns_duel_for_each_return() -> None:
     model = {"hidden_sizes": [8], "dueling": True, "atoms": 5, "v_min": -1.0, "v_max": 1.0}
-    module = QNetwork(DUELING_VECTOR, THREE, model)
+    module = QNetwork(VECTOR, THREE, model)
     named = drawn(module)
     seen = torch.randn(7, 4, generator=torch.Generator().manual_seed(2))
     features = np.tanh(linear(seen.double().numpy(), named, "encoder.0"))
@@ -313,7 +284,7 @@ def test_who_values_no_actions_by_such_a_network_refuses_the_key(algorithm: str)
         if algorithm == "r2d2":
             model["recurrent"] = "gru"
         acts = spaces.Box(-1, 1, (1,), np.float32) if algorithm == "td3" else THREE
-        build_learner({"algorithm": algorithm}, None, DUELING_VECTOR, acts, model)
+        build_learner({"algorithm": algorithm}, None, VECTOR, acts, model)
 
     if algorithm in ("dqn", "pqn", "r2d2"):
         build()
@@ -333,3 +304,76 @@ def test_so_are_the_other_keys_of_networks_that_value_actions() -> None:
         ActorCritic(VECTOR, THREE, {"atoms": 51})
     with pytest.raises(ValueError, match="model has no key 'atom'"):
         ModelConfig.parse({"atom": 51})
+
+
+# How a deterministic policy explores, and what its critics see.
+
+
+UNEVEN = spaces.Box(np.array([-1, 100], np.float32), np.array([3, 101], np.float32))
+LOW, HIGH = torch.from_numpy(UNEVEN.low), torch.from_numpy(UNEVEN.high)
+SMALL = {"hidden_sizes": [8]}
+
+
+def greedy_of(module: DeterministicActorCritic, batch: dict[str, Any]) -> torch.Tensor:
+    actions: torch.Tensor = module.action_distribution()(
+        module.forward_inference(batch)["action_dist_inputs"]
+    ).mode()
+    return actions
+
+
+def test_noise_is_of_the_size_asked_for_within_bounds_and_none_in_greedy_play() -> None:
+    torch.manual_seed(0)
+    module = DeterministicActorCritic(VECTOR, UNEVEN, SMALL)
+    batch = {"observations": torch.randn(1, 4).expand(20_000, 4)}
+    greedy = greedy_of(module, batch)
+    assert (greedy == greedy[0]).all()
+    torch.testing.assert_close(greedy[0], (LOW + HIGH) / 2, rtol=0.05, atol=0.1)
+    for noise in (0.1, 1.0):
+        module.exploration_noise.fill_(noise)
+        outputs = module.forward_exploration(batch)
+        spec = module.action_distribution()
+        drawn = spec.draw_noise((20_000,), torch.Generator().manual_seed(1))
+        actions = spec(outputs["action_dist_inputs"]).sample(drawn)
+        assert ((actions >= LOW) & (actions <= HIGH)).all()
+        shares = (actions - greedy) / ((HIGH - LOW) / 2)
+        if noise == 0.1:
+            torch.testing.assert_close(shares.std(0), torch.full((2,), 0.1), rtol=0.03, atol=0)
+        else:  # all over the box, and at its bounds
+            assert ((actions < LOW + 0.01 * (HIGH - LOW)).float().mean(0) > 0.1).all()
+            assert ((actions > HIGH - 0.01 * (HIGH - LOW)).float().mean(0) > 0.1).all()
+    module.exploration_noise.fill_(0.0)
+    outputs = module.forward_exploration(batch)
+    distribution = spec(outputs["action_dist_inputs"])
+    torch.testing.assert_close(distribution.sample(drawn), greedy)
+    assert distribution.log_prob(greedy).isfinite().all()
+
+
+def test_a_model_for_simulators_draws_uniform_actions_too_until_learning_begins() -> None:
+    module = DeterministicActorCritic(VECTOR, UNEVEN, SMALL)
+    strip_to_acting(module)
+    connectors = build_runner_pipelines(ConnectorsConfig.parse({}), VECTOR, UNEVEN, None)
+    graph = ActingGraph(module.eval(), *connectors, VECTOR, UNEVEN, explores=True)
+    model = to_onnx(graph, optimize=False).model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(model)
+    generator = np.random.default_rng(0)
+    given = {
+        "observation": generator.uniform(-1, 1, (20_000, 4)).astype(np.float32),
+        "uniform": generator.random((20_000, 2, 2), np.float32),
+    }
+    action, logp = session.run(["action", "action_logp"], given)
+    for element in ((action - UNEVEN.low) / (UNEVEN.high - UNEVEN.low)).T:
+        np.testing.assert_allclose(np.histogram(element, 10, (0, 1))[0] / 20_000, 0.1, rtol=0.07)
+    np.testing.assert_allclose(logp, -np.log(UNEVEN.high - UNEVEN.low).sum(), rtol=1e-5)
+
+
+def test_actions_of_different_bounds_are_the_same_to_the_values() -> None:
+    torch.manual_seed(0)
+    one = DeterministicActorCritic(VECTOR, spaces.Box(-4, 4, (2,), np.float32), SMALL)
+    other = DeterministicActorCritic(VECTOR, spaces.Box(0, 1, (2,), np.float32), SMALL)
+    other.load_state_dict(one.state_dict())
+    seen, share = torch.randn(5, 4), torch.rand(5, 2)
+    values = [
+        module.forward_train({"observations": seen, "actions": low + width * share})["q_values"]
+        for module, low, width in ((one, -4, 8), (other, 0, 1))
+    ]
+    torch.testing.assert_close(*values)

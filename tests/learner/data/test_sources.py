@@ -1,7 +1,9 @@
-"""Mix-in replay: its rows, their share, and their age."""
+"""Sources of samples: old rows mixed in, and a circular buffer."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from juggler.learner.data.replay.table import (
     rows_of_episodes,
     size_of,
 )
-from juggler.learner.data.sources import NEW_STEPS, Columns, Queue
+from juggler.learner.data.sources import NEW_STEPS, CircularBuffer, Columns, Queue
 from juggler.runtime.wire.structures import tree_map
 
 
@@ -196,3 +198,42 @@ def test_memory_and_disk_limit_old_rows_as_those_of_any_replay(
         columns = numbered(make_batch, 10 * k, 3, steps=4 + k % 3)
         assert given(one, columns) == given(other, columns)
     assert list(tmp_path.iterdir()) == []
+
+
+# The circular buffer uses each of the newest N samples K times.
+
+
+def sample(number: int) -> Columns:
+    return {"number": number}
+
+
+def numbers(samples: Sequence[Columns]) -> list[int]:
+    return [each["number"] for each in samples]
+
+
+@pytest.mark.parametrize(
+    ("batches", "uses"), [(1, 1), (4, 2), (8, 2), (5, 3), (3, 3), (2, 5), (1, 3)]
+)
+def test_each_sample_is_used_k_times_while_it_is_one_of_the_newest_n(
+    batches: int, uses: int
+) -> None:
+    buffer = CircularBuffer(batches, uses)
+    ages: dict[int, list[int]] = {}
+    for number in range(50):
+        for due in numbers(buffer.add(sample(number))):
+            ages.setdefault(due, []).append(number - due)
+    done = {number: each for number, each in ages.items() if number <= 50 - batches}
+    assert len(done) == 51 - batches
+    for each in done.values():
+        assert each == [use * batches // uses for use in range(uses)]
+        assert max(each) < batches
+
+
+def test_what_is_forgotten_is_not_used_again() -> None:
+    buffer = CircularBuffer(4, 2)
+    uses = Counter(number for each in range(3) for number in numbers(buffer.add(sample(each))))
+    buffer.clear()
+    for each in range(10, 20):
+        uses.update(numbers(buffer.add(sample(each))))
+    assert [uses[number] for number in range(3)] == [2, 1, 1]
+    assert uses[10] == 2
