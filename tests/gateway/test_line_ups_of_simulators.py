@@ -430,7 +430,10 @@ def test_an_evaluation_ends_with_its_player_and_the_next_one_is_played_by_anothe
         world.add_player("new")  # chooses 1
         for _ in range(2):  # the second one waits, and has no player any more
             world.driver.tell(training_pb2.Evaluate(episodes=5))
-        world.changes.wait_for(lambda: len(world.runner._evaluations) == 2)
+        evaluations = world.runner._server.manager.evaluations
+        world.changes.wait_for(
+            lambda: evaluations.running is not None and len(world.runner._evaluations) == 2
+        )
         assert episode(session, 0) == {"column": 0, "row": 0}
         assert session.step({name: see(1, 0) for name in AGENTS}) == {"column": 0, "row": 0}
         world.driver.tell(training_pb2.RemovePlayer(module_id="main"))
