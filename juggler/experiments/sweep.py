@@ -152,7 +152,11 @@ def sweep(
     run = {key: flat[key] for key in flat if key in given and key != "run_dir"}
     # Trials that reach it earlier would be compared at another number of steps.
     run["stop_return"] = flat["stop_return"] if "stop_return" in keys else "none"
-    axes = _checked_axes(plain, run, metric)  # before anything is made
+    # All of the space is checked before anything is made.
+    axes = parse_space(plain, run)
+    for each in configurations(axes, run):
+        must_not_record(each)
+        must_be_a_metric(metric, each)
     run = {key: "none" if value is None else value for key, value in run.items()}
     plan = SweepPlan(
         run=run,
@@ -168,17 +172,6 @@ def sweep(
     path = Path(run_dir) if run_dir else None
     made = make_directory(path, *of_plan, "juggler sweep --resume")
     return _sweep(made, plan, axes, jobs)
-
-
-def _checked_axes(
-    space: Mapping[str, str | list[Any]], run: Mapping[str, Any], metric: str
-) -> list[Axis]:
-    """Parse a space whose runs can be compared by a metric."""
-    axes = parse_space(space, run)
-    for each in configurations(axes, run):
-        must_not_record(each)
-        must_be_a_metric(metric, each)
-    return axes
 
 
 def _stops(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,11 +214,10 @@ def _comparable(space: object, flat: Mapping[str, Any]) -> dict[str, str | list[
             "--stop-steps 50000 or --stop-seconds 30"
         )
     plain = _plain(space)
-    for key in _STOPS:
+    for key in (*_STOPS, "run_dir"):
         if key in plain:
-            raise ConfigError(f"--space {key}: trials are compared at equal lengths; leave it out")
-    if "run_dir" in plain:
-        raise ConfigError("--space run_dir: each trial has its own in the sweep's; leave it out")
+            reason = "trials have equal lengths, and directories of their own"
+            raise ConfigError(f"--space {key}: {reason}; leave it out")
     return plain
 
 
