@@ -152,7 +152,7 @@ def sweep(
     run = {key: flat[key] for key in flat if key in given and key != "run_dir"}
     # Trials that reach it earlier would be compared at another number of steps.
     run["stop_return"] = flat["stop_return"] if "stop_return" in keys else "none"
-    # Before anything is made: all runs must be comparable by the metric.
+    # All of the space is checked before anything is made.
     axes = parse_space(plain, run)
     for each in configurations(axes, run):
         must_not_record(each)
@@ -214,11 +214,10 @@ def _comparable(space: object, flat: Mapping[str, Any]) -> dict[str, str | list[
             "--stop-steps 50000 or --stop-seconds 30"
         )
     plain = _plain(space)
-    for key in _STOPS:
+    for key in (*_STOPS, "run_dir"):
         if key in plain:
-            raise ConfigError(f"--space {key}: trials are compared at equal lengths; leave it out")
-    if "run_dir" in plain:
-        raise ConfigError("--space run_dir: each trial has its own in the sweep's; leave it out")
+            reason = "trials have equal lengths, and directories of their own"
+            raise ConfigError(f"--space {key}: {reason}; leave it out")
     return plain
 
 

@@ -433,16 +433,21 @@ def _leaf(space: Space, value: Any, path: TreePath) -> NDArray[Any]:
             f"the observation{where} has shape {list(array.shape)}: expected {list(shape)}, or "
             f"{['N', *shape]} for a batch".replace("'N'", "N")
         )
-    if not np.can_cast(array.dtype, dtype, "same_kind"):
+    # Lists of integers become int64, which NumPy does not cast to uint8.
+    whole = {array.dtype.kind, dtype.kind} <= {"i", "u"}
+    if not (whole or np.can_cast(array.dtype, dtype, "same_kind")):
         raise ValueError(f"the observation{where} is {array.dtype}: expected {dtype}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    # A copy, because environments may write the next observation into the same memory.
+    copied = array.astype(dtype)
+    if dtype.kind == "f" and not np.isfinite(copied).all():
         raise ValueError(f"the observation{where} has numbers that are not finite")
+    if whole and dtype != array.dtype and (copied != array).any():
+        raise ValueError(f"the observation{where} has numbers beyond {dtype}")
     # Masks are checked elsewhere, with messages of their own.
     for choice in choices_of([(path, space)]) if path[:1] != (ACTION_MASK,) else ():
         if (found := choice.outside(array)) is not None:
             raise ValueError(f"the observation{choice.describe(array[found])}")
-    # A copy, because environments may write the next observation into the same memory.
-    return array.astype(dtype)
+    return copied
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,15 @@ def test_an_observation_outside_its_space_is_refused(space, numbers) -> None:
             observed(batch, None)
 
 
+def test_integers_are_taken_for_another_integer_dtype_that_has_them() -> None:
+    observed = Observed(spaces.Box(0, 255, (2,), np.uint8), worlds.CHOICE)
+    seen, _ = observed([0, 255], None)
+    np.testing.assert_array_equal(seen, np.array([[0, 255]], np.uint8), strict=True)
+    for numbers in ([0, 256], [-1, 0]):
+        with pytest.raises(ValueError, match="the observation has numbers beyond uint8"):
+            observed(numbers, None)
+
+
 def test_a_state_that_is_none_is_said(tmp_path: Path) -> None:
     policy = juggler.load_policy(worlds.written(tmp_path, worlds.plain))
     with pytest.raises(ValueError, match="come from the last `act`, or be None: not 3"):

@@ -286,6 +286,8 @@ def build_encoder(space: gymnasium.Space[Any], config: ModelConfig) -> nn.Module
     choice = config.encoder
     if choice != "mlp" and choice not in _CONVOLUTIONS:
         make = _named(choice) if isinstance(choice, str) else choice
+        if isinstance(make, nn.Module):  # its forward would be called
+            raise ValueError(f"encoder: give the class instead of this {type(make).__name__}")
         encoder: nn.Module = make(space, config)
         _must_return(encoder, space, feature_size(encoder))
         return encoder
@@ -335,10 +337,11 @@ def _must_return(encoder: nn.Module, space: gymnasium.Space[Any], size: int) -> 
         features = encoder.eval()(zeros_of)  # [2, size]
     for part, training in modes.items():
         part.training = training
-    if isinstance(features, Tensor) and features.shape != (2, size):
+    if features is not None and getattr(features, "shape", None) != (2, size):
+        shape = f"shape {[*features.shape]}" if isinstance(features, Tensor) else type(features)
         raise ValueError(
             f"the encoder {type(encoder).__name__} has size = {size}, but returned features of "
-            f"shape {list(features.shape)} for 2 observations: they must have [2, {size}]"
+            f"{shape} for 2 observations: they must have [2, {size}]"
         )
 
 

@@ -221,6 +221,11 @@ def test_an_encoder_of_ones_own_gets_what_is_to_be_encoded_and_says_its_size() -
     assert build_encoder(masked, ModelConfig(encoder=Sums))(batch_of(masked)).shape == (3, 64)
     with pytest.raises(ValueError, match="Wrong has size = 99, but"):
         build_encoder(VECTOR, ModelConfig(encoder=Wrong))
+    Wrong.forward = lambda self, observations: (observations,)  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"Wrong has size = 99, but returned .*'tuple'"):
+        build_encoder(VECTOR, ModelConfig(encoder=Wrong))
+    with pytest.raises(ValueError, match="encoder: give the class instead of this Identity"):
+        build_encoder(VECTOR, ModelConfig(encoder=torch.nn.Identity()))
     with pytest.raises(ValueError, match="Identity must have an attribute `size`"):
         build_encoder(VECTOR, ModelConfig(encoder=lambda space, config: torch.nn.Identity()))
 
