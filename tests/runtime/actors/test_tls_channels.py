@@ -31,7 +31,7 @@ from juggler.runtime.actors.tls import Tls, why_no_handshake
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection is looked at again and again, and each look takes long."""
+    """Looks at a connection do not wait, and move the clock."""
     monkeypatch.setattr(endpoints, "_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(endpoints, "time", SkippedTime(step=0.05))
 
