@@ -84,7 +84,7 @@ class SkippedTime:
 
 
 class HeldLoop(asyncio.SelectorEventLoop):
-    """A hub's loop whose longer timers wait until a test lets time pass."""
+    """A hub's loop whose longer timers wait for a test."""
 
     def __init__(self) -> None:
         super().__init__()

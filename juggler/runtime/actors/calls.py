@@ -25,9 +25,6 @@ class FirstAnswer:
 
     A server of this package sends its initial metadata as soon as it has admitted a call.
 
-    Args:
-        channel: of the call.
-
     Attributes:
         why_not: why the channel was closed; "": an answer came, or may still come.
     """

@@ -17,9 +17,6 @@ class Strangers:
 
     One more call ends the oldest. So a call that sends its message at once is served, however many
     others only wait. Any thread may use it.
-
-    Args:
-        most: maximum number of calls at once.
     """
 
     def __init__(self, most: int) -> None:

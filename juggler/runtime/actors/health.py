@@ -219,6 +219,7 @@ class AsyncHealth(_Statuses):
             with self._strangers.visit(call.cancel):
                 request, sent = await context.read(), None
                 while request is not grpc.aio.EOF:
+                    # Taken first, so that a change during the write is not missed.
                     changed, status = self._changed, self._status(request)
                     if not watches and status == _Status.SERVICE_UNKNOWN:
                         context.set_code(grpc.StatusCode.NOT_FOUND)

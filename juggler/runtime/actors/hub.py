@@ -290,10 +290,6 @@ class HubSettings:
 class AttachStream:
     """The driver's end of a worker's stream.
 
-    Args:
-        context: of the gRPC call.
-        token: of the run.
-
     Attributes:
         local: it uses a Unix socket.
         known: it showed the run's token when it opened, or is local.

@@ -273,7 +273,8 @@ class Supervisor:
         try:
             for process, _ in processes:
                 process.join(timeout=max(0.0, deadline - time.monotonic()))
-        finally:  # multiprocessing would wait at exit for a process that still runs
+        finally:
+            # Also after Ctrl-C: at exit, multiprocessing would wait for a process that still runs.
             for process, _ in processes:
                 if process.is_alive():
                     process.kill()

@@ -347,10 +347,6 @@ class CommandLoop:
         """Return whether a later command of this kind is waiting.
 
         Also true if the loop should end now.
-
-        Args:
-            kind: of the command.
-            which: whether a command counts.
         """
         if self.over():
             return True

@@ -108,13 +108,7 @@ def _address(directory: str, name: str) -> str:
 
 
 def learner_socket(token: str, run_id: str, incarnation: str) -> str:
-    """Return the address at which a learner shares memory; see `shared_address`.
-
-    Args:
-        token: of the run.
-        run_id: of the run.
-        incarnation: of the learner.
-    """
+    """Return the address at which a learner shares memory; see `shared_address`."""
     named = "\0".join(("learner", run_id, incarnation))
     return shared_address(hmac.new(token.encode(), named.encode(), "sha256").hexdigest()[:32])
 

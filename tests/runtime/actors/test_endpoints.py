@@ -123,7 +123,7 @@ def test_its_error_is_told_without_a_traceback() -> None:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection is looked at again and again, and each look takes long."""
+    """Looks at a connection do not wait, and move the clock."""
     monkeypatch.setattr(endpoints, "_LOOK_SECONDS", 0.0)
     monkeypatch.setattr(endpoints, "time", SkippedTime(step=0.05))
 
