@@ -276,8 +276,8 @@ class Guests(ConnectionLog):
 
     why_left = why_refused = ""
 
-    def left(self, session: GatewaySession, why: str) -> None:
-        super().left(session, why)
+    def left(self, session: GatewaySession, why: str, *, failed: bool) -> None:
+        super().left(session, why, failed=failed)
         self.why_left = why
 
     def refused(self, peer: str, why: str) -> None:
