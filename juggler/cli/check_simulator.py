@@ -416,7 +416,7 @@ class Check(StandaloneGateway):
         played = self.server.manager.pop_played()
         of_agents = {player.name: player.pop_ended() for player in self._players}
         lengths = played.env_lengths or [each for _, ended in of_agents.values() for each in ended]
-        if not lengths and self._rule:
+        if not lengths and (self._rule or self._is_lost):
             return  # it had no time to end one
         if not lengths:
             advice = "end them with terminated, or with truncated after a number of steps"
