@@ -261,8 +261,8 @@ class Guests(ConnectionLog):
 
     why_left = why_refused = ""
 
-    def left(self, session: GatewaySession, why: str) -> None:
-        super().left(session, why)
+    def left(self, session: GatewaySession, why: str, *, failed: bool) -> None:
+        super().left(session, why, failed=failed)
         self.why_left = why
 
     def refused(self, peer: str, why: str) -> None:
@@ -393,7 +393,7 @@ class Check(StandaloneGateway):
         played = self.server.manager.pop_played()
         of_agents = {player.name: player.pop_ended() for player in self._players}
         lengths = played.env_lengths or [each for _, ended in of_agents.values() for each in ended]
-        if not lengths and self._rule:
+        if not lengths and (self._rule or self._is_lost):
             return  # it had no time to end one
         if not lengths:
             advice = "end them with terminated, or with truncated after a number of steps"

@@ -289,7 +289,7 @@ class SessionManager:
 
     def fail(self, session: GatewaySession, error: SessionError) -> None:
         self.send_error(session, error)
-        self.close(session, error.with_code)
+        self.close(session, error.with_code, failed=True)
         self._counts["sessions_failed"] += 1
 
     def send_error(self, session: GatewaySession, error: SessionError) -> None:
@@ -308,8 +308,8 @@ class SessionManager:
         session.stream, session.lost_at = None, time.monotonic()
         self.guests.vanished(session)
 
-    def close(self, session: GatewaySession, why: str) -> None:
-        """Close a session, and log the reason."""
+    def close(self, session: GatewaySession, why: str, *, failed: bool = False) -> None:
+        """Close a session, and log the reason, which may be that it `failed`."""
         if session.id not in self.sessions.by_id:
             return  # it sent two wrong messages at once
         self.evaluations.leave(session)
@@ -324,7 +324,7 @@ class SessionManager:
         del self.sessions.by_id[session.id]
         self._load -= load_of(session.hello)
         session.stream = None
-        self.guests.left(session, why)
+        self.guests.left(session, why, failed=failed)
 
     # -- episodes ---------------------------------------------------------------------------------
 
@@ -599,6 +599,7 @@ def no_room(more: NDArray[np.int64], here: NDArray[np.int64]) -> SessionError | 
 
 #: Within this time, further lines of one kind are only counted.
 _SECONDS = 60.0
+_WARNINGS = {"refused", "failed"}  # kinds of lines about mistakes of simulators
 _MOST_LINES = {"refused": 1}  # in this time, by kind
 _MOST = 10  # lines of other kinds
 _LONGEST = 400  # characters of a reason
@@ -671,9 +672,10 @@ class ConnectionLog:
         waits = f"waits {self._sessions.resume_seconds:.0f} s for it"
         self._line("vanished", f"lost the connection of the simulator at {session.peer}", waits)
 
-    def left(self, session: GatewaySession, why: str) -> None:
+    def left(self, session: GatewaySession, why: str, *, failed: bool) -> None:
         """Log the end of a session."""
-        self._line("left", f"no longer has the simulator at {session.peer}", why)
+        kind = "failed" if failed else "left"
+        self._line(kind, f"no longer has the simulator at {session.peer}", why)
 
     def refused(self, peer: str, why: str) -> None:
         """Log a refused simulator."""
@@ -691,7 +693,7 @@ class ConnectionLog:
                 more = (
                     f" ({lines.omitted:,} times in the last {_SECONDS:.0f} s; this is the last one)"
                 )
-                self._report(lines.last + (more if lines.omitted > 1 else ""), kind == "refused")
+                self._report(lines.last + (more if lines.omitted > 1 else ""), kind in _WARNINGS)
 
     def _line(self, kind: str, what: str, why: str) -> None:
         self.report_omitted()
@@ -699,7 +701,7 @@ class ConnectionLog:
         lines = self._of.setdefault(kind, _Lines(self._clock(), reported=0))
         if lines.reported < _MOST_LINES.get(kind, _MOST):
             lines.reported += 1
-            self._report(text, kind == "refused")
+            self._report(text, kind in _WARNINGS)
         else:
             lines.omitted, lines.last = lines.omitted + 1, text
 

@@ -79,7 +79,9 @@ def test_who_sends_what_cannot_be_taken_is_told_to_leave_with_the_reason() -> No
         world.ask(10)
         with pytest.raises(GatewayError):
             session.step(np.full(3, np.nan))
-        assert "NOT_FINITE: environment 0: the observation" in said(world, "no longer has")[0]
+        text, warning, *_ = said(world, "no longer has")
+        assert "NOT_FINITE: environment 0: the observation" in text
+        assert warning, "`juggler evaluate` shows nothing else"
 
 
 class Clock:
