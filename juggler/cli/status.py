@@ -375,10 +375,7 @@ def _list(given: RunsArguments) -> int:
 
 
 def _found(given: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """Return directories and their runs; none given: the default.
-
-    Only the default need not exist yet.
-    """
+    """Return directories and their runs; only the default may be missing."""
     from juggler.driver.watching.overview import find_runs
 
     if not given and not Path(DEFAULT).exists():

@@ -107,10 +107,7 @@ def _settled_by_module(
     groups: Sequence[FoundGroup],
     rescaled: Mapping[str, bool],
 ) -> tuple[RunConfig, str]:
-    """Choose values for each module, like `settled`.
-
-    Keys of environments are chosen for the first module, since all modules share them.
-    """
+    """Choose values for each module, like `settled`."""
     notes = []
     for module_id in config.module_ids:
         agents = [agent for agent, ids in config.played_by.items() if module_id in ids]

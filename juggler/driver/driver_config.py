@@ -352,8 +352,12 @@ class AgentsConfig:
             self._check_sharing(pattern, module_ids)
         if self.agents:
             self.must_be_used(self.acting_ids)
-        if self.agents or not self.modules.keys() - {DEFAULT_MODULE}:
-            self._must_train()
+        is_settled = self.agents or not self.modules.keys() - {DEFAULT_MODULE}
+        if is_settled and not self.module_ids:
+            raise ConfigError(
+                f"agents: no module of this run is trained: {listed(self.acting_ids)} would only "
+                "play; map an agent to a module without train = false"
+            )
 
     def _check_table(self, module_id: str, table: Any) -> None:
         """Check a module's id, and the keys that only its table has."""
@@ -460,13 +464,6 @@ class AgentsConfig:
                 raise ConfigError(
                     f"modules.{module_id}: {missing} {module_id!r}{instead(module_id, module_ids)}"
                 )
-
-    def _must_train(self) -> None:
-        if not self.module_ids:
-            raise ConfigError(
-                f"agents: no module of this run is trained: {listed(self.acting_ids)} would only "
-                "play; map an agent to a module without train = false"
-            )
 
 
 def _check_learners(module_id: str, table: Mapping[str, Any]) -> None:

@@ -398,16 +398,13 @@ class EndlessEpisodes:
             return []
         self._was_shown = True
         old = ", and the return is of earlier episodes" if metrics.returns else ""
+        elsewhere = self._config.gateway or self._config.is_elsewhere
+        limit = f"set a limit: max_episode_steps = {_LIMIT}"
+        remedy = "have the simulator truncate them" if elsewhere else limit
         return [
             f"no episode has ended in the last {steps:,} steps of each environment{old}. "
-            f"If episodes may never end, {self._remedy()}"
+            f"If episodes may never end, {remedy}"
         ]
-
-    def _remedy(self) -> str:
-        config = self._config
-        if config.gateway or config.is_elsewhere:
-            return "have the simulator truncate them"
-        return f"set a limit: max_episode_steps = {_LIMIT}"
 
 
 def waits_for(parts: RunParts) -> str:

@@ -142,8 +142,6 @@ class KubernetesRun(EngineRun):
         _ask("kubectl", "delete", *own, "--wait=false", "--ignore-not-found")
         wait_until_removed(self._there, f"`kubectl -n {self._namespace} get pods -l {self._label}`")
 
-    # -- manifests ------------------------------------------------------------------------
-
     def _write(self, directory: Path) -> Path:
         """Write the input of kustomize, and return its directory."""
         made = directory / "kubernetes"
@@ -208,8 +206,6 @@ class KubernetesRun(EngineRun):
                 {"target": {"kind": kind}, "patch": json.dumps([patch])} for kind, patch in patches
             ],
         }
-
-    # -- state of the cluster -------------------------------------------------------------
 
     def _get(self, kinds: str, label: str) -> list[dict[str, Any]]:
         output = _ask("kubectl", "get", "-n", self._namespace, kinds, "-l", label, "-o", "json")

@@ -266,8 +266,6 @@ class SshRun(EngineRun):
         free = (index for index in itertools.count() if index not in taken)
         return list(itertools.islice(free, max(0, count)))
 
-    # -- commands -------------------------------------------------------------------------------
-
     def _driver(self) -> list[str]:
         return self._launch.driver(self._hosts.driver, self._numbers[LEARNER])
 
@@ -283,8 +281,6 @@ class SshRun(EngineRun):
         command = f"{tls}{shlex.join([*words, '--reattach-seconds', '0'])}"
         name = f"{role} {index} on {host.name}"
         return name, [*_SSH, "-tt", host.name, f"{_cd(host)}{command}"]
-
-    # -- hosts ----------------------------------------------------------------------------------
 
     def _prepare(self, host: Host) -> str:
         """Check a host and copy certificates; return problems or ""."""

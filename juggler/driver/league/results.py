@@ -107,10 +107,7 @@ class Payoffs:
         return sum(wins + draws / 2 for wins, draws, _ in counts), sum(map(sum, counts))
 
     def win_rate(self, player: str, other: str) -> float:
-        """Return the win rate from 0 to 1, 0.5 at first.
-
-        `win_rate(a, b) + win_rate(b, a)` is 1.
-        """
+        """Return the win rate from 0 to 1, 0.5 at first."""
         if self.games(player, other) < self.min_games:
             return 0.5
         wins, draws, losses = self.counts(player, other)

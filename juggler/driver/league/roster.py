@@ -251,11 +251,7 @@ class Roster:
         return FreezePlayer(player.player_id, copy_id)
 
     def reset(self, command: ResetPlayer, must_fit: Callable[[str, str], None]) -> None:
-        """Reset a player.
-
-        `must_fit` gets the ids of the player and of the source, if they can differ. It raises
-        ValueError if the player cannot have these weights.
-        """
+        """Reset a player, unless `must_fit` raises: the weights do not fit."""
         player = self._learner(command.player_id)
         self._must_be_weights(command.source)
         if not player.ready:

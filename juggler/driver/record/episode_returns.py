@@ -138,10 +138,7 @@ class ReturnGoals:
         return bool(self.by_name)
 
     def proposed(self, metrics: Metrics) -> dict[str, float]:
-        """Return the training returns if all reach their goals.
-
-        {}: not all do, or a candidate from these episodes was rejected.
-        """
+        """Return the training returns if all reach their goals, else {}."""
         if not self or not metrics.candidates.due(metrics.episodes):
             return {}
         found = {}

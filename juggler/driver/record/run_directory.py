@@ -215,10 +215,7 @@ class RunDirectory:
         self._end = end
 
     def write_line(self, line: Mapping[str, Any], progress: Progress) -> bool:
-        """Append a line; return whether the directory was created again.
-
-        A run continues if the disk fails: one message reports the problem, another its end.
-        """
+        """Append a line; return whether the directory was created again."""
         problem, renewed = "", False
         try:
             renewed = self.renew()
@@ -363,10 +360,7 @@ _FRESH_SECONDS = 15.0  # a run writes a line each second
 
 
 def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
-    """Read an ended run's summary, and describe damage to it.
-
-    {}: no summary, or the run has been resumed since.
-    """
+    """Read an ended run's summary, or {}, and describe damage to it."""
     file = run_dir / SUMMARY_FILE
     try:
         if file.stat().st_mtime_ns < (run_dir / METRICS_FILE).stat().st_mtime_ns:

@@ -60,11 +60,7 @@ class CommandSender:
             self.send(worker, message)
 
     def restart_runners(self, update: int) -> None:
-        """Have every attached EnvRunner restart with its next request.
-
-        They then have the same seeds and the same state of connectors as in a run that is resumed
-        at this update.
-        """
+        """Have EnvRunners restart at the next request, as after a resume."""
         runners = self._registry.of_role(ENVRUNNER)
         self._restart_seeds = {
             worker: self._registry.seed(worker, update=update) for worker in runners

@@ -470,11 +470,7 @@ class LeagueRun:
         self.check()  # no learning player can play yet
 
     def _copy(self, player_id: str, copy_id: str) -> None:
-        """Copy a player once it has a learner, which sends its weights.
-
-        They are written into the run's directory once, and sent to every worker that plays. When
-        all of them have the copy, it can play.
-        """
+        """Copy a player once it has a learner, which sends its weights."""
         keep = partial(self._keep, player_id, copy_id)
         self.weights.ask(player_id, copy_id, keep, partial(self._no_copy, copy_id))
 
