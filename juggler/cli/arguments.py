@@ -490,12 +490,7 @@ class MonitoringArguments:
     def monitoring(
         self, insecure: bool, token: str | None = None, tls: Tls | None = None
     ) -> MonitoringOptions:
-        """Make the driver's options from the run's token and TLS files.
-
-        Args:
-            token: the run's token. None: the run serves this host only, and metrics use the token
-                from the environment variables.
-        """
+        """Make the driver's options from the run's token and TLS files."""
         if insecure:  # for scrapers that only accept an address
             token, tls = "", None
         elif token is None:

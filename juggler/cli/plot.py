@@ -140,12 +140,7 @@ def plot(
 
 
 def save(run_dirs: Sequence[Path], output: Path | None = None, **how: Any) -> Path:
-    """Draw runs into a file, like `plot`.
-
-    Args:
-        output: file of the picture. Its suffix is the format; without one, PNG. None: plot.png in
-            the directory of one run, comparison.png in the working directory for several.
-    """
+    """Draw runs into a file, like `plot`."""
     figure = plot(*run_dirs, **how).figure
     default = run_dirs[0] / "plot.png" if len(run_dirs) == 1 else Path("comparison.png")
     output = output or default

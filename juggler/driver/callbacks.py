@@ -37,12 +37,6 @@ class ChangedValues:
     """Numbers that replace schedules, by module; any thread may set them.
 
     Every update has them, so that all learners of a group change at the same update.
-
-    Args:
-        trained: by id of a trained module, the module of the configuration whose settings it has.
-            A league adds and removes players.
-        resume: the checkpoint that the run resumes from. Keys whose configured value has changed
-            since then are not overridden.
     """
 
     def __init__(

@@ -611,10 +611,6 @@ class Checkpointing:
         """Ask each module's first learner for its state, if possible.
 
         Modules that were just added are left out; so are leaving modules, unless they are needed.
-
-        Args:
-            aside: directory of the run for the snapshot; "": among the checkpoints.
-            restarts_at: update at which the learners restart; None: they do not.
         """
         league = self._parts.league
         modules = self._core.in_checkpoints(league.learners.needed() if league else ())

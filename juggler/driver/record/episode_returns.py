@@ -120,14 +120,11 @@ def _quantile_of_t(freedom: int) -> float:
 
 
 class ReturnGoals:
-    """The goals in `stop_return`.
-
-    Attributes:
-        by_name: the goals, by id of a module or name of an agent, or by EPISODE.
-    """
+    """The goals in `stop_return`."""
 
     def __init__(self, stop_return: float | Mapping[str, float] | None) -> None:
         if stop_return is None:
+            # The goals, by id of a module or name of an agent, or by EPISODE
             self.by_name: dict[str, float] = {}
         elif isinstance(stop_return, Mapping):
             self.by_name = dict(stop_return)

@@ -159,13 +159,10 @@ _LONG_LINE = 500  # characters
 
 
 class Journal(Progress):
-    """A display that also writes messages to `events.jsonl` and keeps the newest.
-
-    Attributes:
-        newest: (seconds since 1970, level, first line), oldest first.
-    """
+    """A display that also writes messages to `events.jsonl` and keeps the newest."""
 
     def __init__(self, shown: Progress, run_dir: Path, run_id: str) -> None:
+        # (seconds since 1970, level, first line), oldest first
         self.newest: deque[tuple[float, Level, str]] = deque(maxlen=_KEPT)
         self._shown = shown
         self._path = run_dir / EVENTS_FILE

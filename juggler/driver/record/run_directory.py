@@ -101,16 +101,13 @@ class RunDirectory:
     - `driver.json`: the addresses of the driver while it runs;
     - `summary.json`: the results of the run;
     - `checkpoints/`: see `juggler.runtime.checkpoints`.
-
-    Attributes:
-        path: absolute, since a script may change its working directory during a run.
-        taken: whether `renew` found that another run has the directory. Then this run must not
-            write there.
     """
 
     def __init__(self, path: Path, metrics: BinaryIO, config: bytes) -> None:
+        # Absolute, since a script may change its working directory during a run
         self.path = path.absolute()
         self.checkpoints = self.path / DIRECTORY
+        # Another run has the directory, so this one must not write there
         self.taken = False
         self._config = config
         self._metrics = metrics
@@ -119,12 +116,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path | None, config: Mapping[str, Any], name: str) -> Self:
-        """Create the directory of a new run.
-
-        Args:
-            path: the directory, which must be empty if it exists. None: a new one under runs/,
-                named after `name` and the time.
-        """
+        """Create a new run's directory; by default under runs/, named after `name`."""
         text = to_toml(config)
         try:
             if path is None:

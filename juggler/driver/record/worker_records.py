@@ -68,15 +68,11 @@ class WorkerRecord:
 
 
 class WorkerRecords:
-    """Records states, steps and times of all workers.
-
-    Attributes:
-        last_restart: the worker that was, or is about to be, replaced last, and why it ended, for
-            people; "": no restart.
-    """
+    """Records states, steps and times of all workers."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, WorkerRecord] = {}
+        # The worker that is or was replaced last, and why it ended; "": no restart
         self.last_restart = ""
         # Records in `by_id` of workers that left, oldest first
         self._gone: dict[str, WorkerRecord] = {}

@@ -173,13 +173,10 @@ _ALONE: Final = (
 
 
 class Curves:
-    """The curves of one run, read from its metrics file.
-
-    Attributes:
-        newest: the newest line of metrics, in full; {} before the first one.
-    """
+    """The curves of one run, read from its metrics file."""
 
     def __init__(self, run_dir: Path) -> None:
+        # The newest line of metrics, in full; {} before the first one
         self.newest: dict[str, Any] = {}
         self._file = LineFile(run_dir / METRICS_FILE)
         self._course = MetricsCourse()

@@ -29,16 +29,12 @@ if TYPE_CHECKING:
 
 
 class CommandSender:
-    """Sends commands of the core and of the driver.
-
-    Attributes:
-        sample_request_seconds: from each sample request to its receipt.
-        update_seconds: from each update's issue to a learner's answer.
-    """
+    """Sends commands of the core and of the driver."""
 
     def __init__(self, parts: RunParts) -> None:
+        # From each sample request to its receipt
         self.sample_request_seconds = Histogram(DURATIONS)
-        self.update_seconds = Histogram(DURATIONS)
+        self.update_seconds = Histogram(DURATIONS)  # from each update's issue to a learner's answer
         latencies = {
             training_pb2.SampleRequest: self.sample_request_seconds,
             training_pb2.Update: self.update_seconds,

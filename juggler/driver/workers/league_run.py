@@ -510,11 +510,6 @@ class LeagueMatches:
 
     An EnvRunner has a line-up for each of its environments, plus twice as many as it finished
     matches in its last round, within bounds: episodes begin between two requests.
-
-    Args:
-        request: has the league assign a match, if it can.
-        agents: of an environment, in the order of its table.
-        module_of: the module of a player.
     """
 
     def __init__(

@@ -47,13 +47,6 @@ class TrainedModules:
     plays. An EnvRunner's rounds include it once the EnvRunner has it. A removed module gets no
     further requests; when nothing of it is in flight, its books are closed, and all workers forget
     it.
-
-    Args:
-        resume: a state to resume from. Its arrays are released once each module has had a learner.
-
-    Attributes:
-        steps: by worker id, the learner's own counts of steps trained on and dropped, over all
-            modules and processes. They must agree with the core's ledger.
     """
 
     def __init__(
@@ -67,6 +60,7 @@ class TrainedModules:
         self.connectors = parts.connectors
         self.learners: dict[str, ModuleLearners] = {}
         self.stale_runners: dict[str, StaleRunners] = {}
+        # By worker id, its own counts of steps, which must agree with the core's ledger
         self.steps: dict[str, Counter[str]] = defaultdict(Counter)
         for module_id in parts.core.modules:
             self._keep(module_id, beginning.get(module_id))
