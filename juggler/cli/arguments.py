@@ -156,8 +156,7 @@ def _from_json(arguments: list[str]) -> dict[str, Any]:
 
 #: Environment variable of a program that replaces a worker: the former incarnation.
 PREDECESSOR: Final = "JUGGLER_PREDECESSOR"
-#: Time for a driver to answer a worker that has not lost one.
-_FIRST_ANSWER_SECONDS: Final = 60.0
+_FIRST_ANSWER_SECONDS: Final = 60.0  # time for a driver to answer a worker that has not lost one
 #: Options of earlier versions, with what to do instead.
 _RETIRED: Final = {
     "--days": "certificates are valid for a year: replace the files of --tls before it ends",

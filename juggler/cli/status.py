@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 #: The status of a run: see `juggler.driver.monitoring.plain_status`.
 Status: TypeAlias = Mapping[str, Any]
 
-#: Directory of runs if none is given.
-DEFAULT: Final = "runs"
+DEFAULT: Final = "runs"  # directory of runs if none is given
 _HINT = f"(default: {DEFAULT})"
 _EVERY_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0

@@ -28,8 +28,7 @@ from juggler.runtime.annotations import signature
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.near_matches import closest, nearest
 
-#: In the counters of a checkpoint.
-VALUES: Final = "values"
+VALUES: Final = "values"  # in the counters of a checkpoint
 _ALL: Final = ""  # modules
 
 

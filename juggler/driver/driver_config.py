@@ -18,12 +18,10 @@ from juggler.runtime.near_matches import closest, listed, nearest
 from juggler.runtime.wrong_value import WrongValue, wrong_where
 
 TENSORBOARD: Final = "tensorboard"
-#: Maximum number of learners at once.
-MOST_LEARNERS: Final = 64
+MOST_LEARNERS: Final = 64  # maximum number of learners at once
 #: Sample requests in flight at one EnvRunner: the next one is always waiting.
 REQUESTS_PER_RUNNER: Final = 2
-#: Updates in flight: the learner always has the next one waiting.
-UPDATES_IN_FLIGHT: Final = 2
+UPDATES_IN_FLIGHT: Final = 2  # updates in flight: the learner always has the next one waiting
 #: Names for `track`. For all but the first, `juggler.driver.trackers` has a tracker.
 TRACKERS: Final = (TENSORBOARD, "mlflow", "wandb")
 
@@ -266,8 +264,7 @@ def instead(module_id: str, module_ids: Sequence[str]) -> str:
 WAITED_FOR: Final = "waited_for"
 NUM_LEARNERS: Final = "num_learners"
 OWN_KEYS: Final = (WAITED_FOR, NUM_LEARNERS, TRAIN, FROM, DIGEST)
-#: The keys of a module that is not trained.
-_FROZEN_KEYS: Final = (TRAIN, FROM, DIGEST)
+_FROZEN_KEYS: Final = (TRAIN, FROM, DIGEST)  # the keys of a module that is not trained
 
 
 @dataclass(kw_only=True)

@@ -255,11 +255,9 @@ _MOST_LOOKS = 10
 _TIMES_AS_LONG = 3
 _HUNG_SECONDS = 5.0
 
-#: Time limit before a warning; a group usually forms in a fraction of it.
-_FORMING_SECONDS = 5.0
+_FORMING_SECONDS = 5.0  # time limit before a warning; a group usually forms in a fraction of it
 
-#: Steps of each environment within which an episode should have ended.
-_MANY = 5000
+_MANY = 5000  # steps of each environment within which an episode should have ended
 _TIMES = 2  # times the longest of the last episodes
 
 _LIMIT = 1000  # suggested limit of steps

@@ -30,14 +30,11 @@ Report = Callable[[str], None]
 #: Options for numbers of workers, by role.
 OPTIONS = {LEARNER: "--learners", ENVRUNNER: "--env-runners", EVALUATOR: "--evaluators"}
 ROLES = tuple(OPTIONS)
-#: The words of a command that starts Juggler here.
-JUGGLER = [sys.executable, "-m", "juggler"]
-#: Suffix of the directory of certificates.
-FILES = (AUTHORITY, CERTIFICATE, KEY, TOKEN)
+JUGGLER = [sys.executable, "-m", "juggler"]  # the words of a command that starts Juggler here
+FILES = (AUTHORITY, CERTIFICATE, KEY, TOKEN)  # suffix of the directory of certificates
 #: Names that Kubernetes accepts: labels of RFC 1123.
 LABEL = re.compile("(?!.{64})[a-z0-9]([a-z0-9-]*[a-z0-9])?")
-#: Minimum exit status of a container that a signal ended.
-SIGNALLED = 128
+SIGNALLED = 128  # minimum exit status of a container that a signal ended
 
 _MOST_BYTES = 128  # of a file with a number or the name of an engine
 _ANSWER_SECONDS = 60.0  # of an engine

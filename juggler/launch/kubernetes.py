@@ -28,8 +28,7 @@ from juggler.launch.engine import (
 from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.near_matches import one_of
 
-#: Components that change the manifests, by name.
-COMPONENTS = ("autoscale", "gpu")
+COMPONENTS = ("autoscale", "gpu")  # components that change the manifests, by name
 _GATEWAY, _GATEWAY_PORT = "gateway", 5009  # the component, and the port of its service
 _MANIFESTS = Path(str(resources.files("juggler.launch"))) / "manifests" / "kubernetes"
 _KINDS = (

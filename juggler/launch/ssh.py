@@ -48,8 +48,7 @@ _ANSWER_SECONDS = 60.0  # of a host, at the start
 _LEAVE_SECONDS = 30.0  # for workers, once the driver has ended
 _KILL_SECONDS = 5.0  # for a driver that was asked to end, and its workers
 _LOOK_SECONDS = 0.2
-#: A driver that dies sooner than this would die again.
-_DRIVER_LIVED_SECONDS = 10.0
+_DRIVER_LIVED_SECONDS = 10.0  # a driver that dies sooner than this would die again
 _NO_COMMAND = 127
 _NO_CONNECTION = 255
 

@@ -54,8 +54,7 @@ if TYPE_CHECKING:
 #: Directory within a league's run directory: the weights that its players began with.
 INITIAL: Final = "initial"
 _WHOLE: Final = "whole"
-#: Pipelines of EnvRunners.
-_PLAYING: Final[tuple[Place, ...]] = ("env_to_module", "module_to_env")
+_PLAYING: Final[tuple[Place, ...]] = ("env_to_module", "module_to_env")  # pipelines of EnvRunners
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -322,8 +322,7 @@ class Rllib(LeagueBuilder):
         return Pairing(home, dict.fromkeys(opponents or mains, 1.0), role)
 
 
-#: The builder that begins with learning players, and changes nothing.
-NO_BUILDER: Final = "none"
+NO_BUILDER: Final = "none"  # the builder that begins with learning players, and changes nothing
 
 #: The builders that ship.
 BUILDERS: Final[dict[str, type[LeagueBuilder]]] = {

@@ -20,8 +20,7 @@ from juggler.runtime.near_matches import nearest
 
 #: Source of a player's first weights, or of a reset: its policy before any training.
 INITIAL: Final = "initial"
-#: Source of a player that draws every action at random.
-RANDOM: Final = "random"
+RANDOM: Final = "random"  # source of a player that draws every action at random
 
 
 @dataclass(frozen=True, slots=True)

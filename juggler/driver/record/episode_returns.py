@@ -70,8 +70,7 @@ FEWEST = 5
 #: with two, in 68 to 90 %.
 _FEWEST_OF_EACH = 3
 _CONFIDENCE = 0.95
-#: With five numbers, the bounds of a mean are the 0.1 % percentiles.
-_REPETITIONS = 5_000
+_REPETITIONS = 5_000  # with five numbers, the bounds of a mean are the 0.1 % percentiles
 
 
 def bootstrap_interval(

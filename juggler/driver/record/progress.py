@@ -27,8 +27,7 @@ from juggler.driver.record.wording import (
 )
 from juggler.runtime.actors.logs import log_record
 
-#: Seconds between two plain lines.
-_PLAIN_SECONDS = 2.0
+_PLAIN_SECONDS = 2.0  # seconds between two plain lines
 
 
 def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Progress:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.toml"
 METRICS_FILE = "metrics.jsonl"
-#: Parent of run directories that were not named.
-RUNS = "runs"
+RUNS = "runs"  # parent of run directories that were not named
 SUMMARY_FILE = "summary.json"
 
 

@@ -15,8 +15,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 _RATE_SECONDS = 10.0
 _LONG_TEXT = 300  # characters of an error
-#: Maximum number of records of workers that left.
-MOST_GONE = 256
+MOST_GONE = 256  # maximum number of records of workers that left
 
 
 @dataclass(slots=True, eq=False)

@@ -37,8 +37,7 @@ from juggler.runtime.wire.v1 import training_pb2
 if TYPE_CHECKING:
     from juggler.driver.run_parts import RunParts
 
-#: Directory within a run's directory.
-VIDEOS: Final = "videos"
+VIDEOS: Final = "videos"  # directory within a run's directory
 
 #: Why a gateway has played no episode.
 _NO_SIMULATOR: Final = "no simulator was connected that lets its gateway act"

@@ -171,10 +171,8 @@ PEER_SILENCE_SECONDS = 6.0
 #: Pause between the report that learners lost each other and another attempt with the same
 #: learners. A learner that died has then left.
 _REGROUP_SECONDS = 1.0
-#: Maximum number of learners whose reasons a warning lists.
-_MOST_REASONS = 4
-#: Time between two warnings that learners cannot update together.
-_WARNING_SECONDS = 60.0
+_MOST_REASONS = 4  # maximum number of learners whose reasons a warning lists
+_WARNING_SECONDS = 60.0  # time between two warnings that learners cannot update together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
