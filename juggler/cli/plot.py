@@ -196,12 +196,7 @@ class RunCurves:
         return self.columns[key]
 
     def keys_of(self, metric: str) -> list[str]:
-        """Return the keys of a metric that have numbers.
-
-        Args:
-            metric: a key, or the end of several keys. For example, "modules/default/policy_loss"
-                ends in "policy_loss".
-        """
+        """Return keys that are or end in this metric, and have numbers."""
         whole = dict.fromkeys(key for line in self.lines for key in line)
         ends = (key for key in whole if key.endswith(f"/{metric}"))
         keys = [metric] if metric in whole else ends

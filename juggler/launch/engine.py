@@ -97,8 +97,6 @@ class Launch:
     def tls(self) -> Path:
         return self.directory / "tls"
 
-    # -- commands -------------------------------------------------------------------------------
-
     def driver(self, bind: str, learners: int) -> list[str]:
         """Return the command of a driver here."""
         insecure = ["--insecure"] if self.insecure else ["--tls", str(self.tls)]
@@ -154,8 +152,6 @@ class Launch:
             known.write_text(text)
         except (OSError, ValueError) as error:
             raise LaunchError(f"cannot make certificates in {self.tls}: {error}") from error
-
-    # -- numbers of workers ---------------------------------------------------------------------
 
     def count_file(self, role: str) -> Path:
         """Return the file with a role's wanted number of workers."""
@@ -308,9 +304,6 @@ def _write_new(path: Path, text: str) -> None:
         new.rename(path)
     except OSError as error:
         raise LaunchError(f"cannot write {path}: {error.strerror}") from error
-
-
-# -- a run until its end --------------------------------------------------------------------------
 
 
 class Tail:

@@ -13,15 +13,11 @@ from juggler.policies.wilson import wilson
 
 @dataclass(slots=True)
 class Pair:
-    """The results of two players, or of two kinds of players.
+    """The results of two players, or of two kinds of players."""
 
-    Attributes:
-        first, second: their ids, in alphabetical order.
-        wins, draws, losses: of the first. Of players, they decay with each later result.
-    """
-
-    first: str
+    first: str  # the ids are in alphabetical order
     second: str
+    # Of the first. Of players, these numbers decay with each later result
     wins: float = 0.0
     draws: float = 0.0
     losses: float = 0.0

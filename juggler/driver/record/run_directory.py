@@ -515,16 +515,12 @@ class LineFile:
 
 
 class MetricsCourse:
-    """Orders the lines of a run, and removes repeated steps.
-
-    Attributes:
-        taken_back: number of removed lines.
-        broken: number of complete lines in the file that are not metrics.
-    """
+    """Orders the lines of a run, and removes repeated steps."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
-        self.taken_back = self.broken = 0
+        self.taken_back = 0  # number of removed lines
+        self.broken = 0  # number of complete lines in the file that are not metrics
         self._offsets = dict.fromkeys((TIME, _WALL), 0.0)
 
     def add(self, line: dict[str, Any]) -> None:

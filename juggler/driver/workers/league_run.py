@@ -360,8 +360,6 @@ class LeagueRun:
         else:
             self._restore()
 
-    # Events.
-
     def check(self) -> None:
         """Let players play while they have learners and workers have them."""
         on_their_way = self._parts.frozen_parts
@@ -396,8 +394,6 @@ class LeagueRun:
             self._do("match", self.league.lose_match, match_id)
         self.check()
 
-    # State for checkpoints and people.
-
     def counters(self) -> dict[str, Any]:
         """Return the league's part of a checkpoint's counters."""
         copies = [each.player_id for each in self.league.roster.present() if each.parent]
@@ -407,8 +403,6 @@ class LeagueRun:
             COPIES: {copy_id: digests[copy_id] for copy_id in copies if copy_id in digests},
             RESETS: self.learners.resets(),
         }
-
-    # Commands of the league.
 
     def _do(self, call: str, work: Callable[..., list[Command]], *arguments: Any) -> None:
         """Carry out the builder's commands, and warn if it is slow."""
@@ -599,14 +593,7 @@ class LeagueStandings:
         self._next = float("-inf")
 
     def line(self) -> dict[str, Any]:
-        """Return the standings for a line of metrics.
-
-        Ratings may be some seconds old. Of each of at most 32 learning players: its Elo rating,
-        relative to the mean of all players that can play; its win rate against all opponents
-        together, with the 95 % Wilson interval; and its probability in the Nash equilibrium. None:
-        no games, or a player without a rating. Of pairs of roles, as in "main, historical": games,
-        and the win rate of the first role.
-        """
+        """Return the standings for a line of metrics; see docs/run-directory.md."""
         roster, results = self._league.roster, self._league.results()
         playing = results.players()
         self._rate(playing)
