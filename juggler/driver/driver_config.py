@@ -349,6 +349,7 @@ class AgentsConfig:
             self._check_sharing(pattern, module_ids)
         if self.agents:
             self.must_be_used(self.acting_ids)
+        # Without agents, the environment may still settle the modules.
         is_settled = self.agents or not self.modules.keys() - {DEFAULT_MODULE}
         if is_settled and not self.module_ids:
             raise ConfigError(

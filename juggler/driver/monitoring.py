@@ -170,7 +170,7 @@ def ask_status(channel: grpc.Channel, seconds: float, token: str = "") -> dict[s
 
 
 def plain_status(status: status_pb2.RunStatus) -> dict[str, Any]:
-    """Convert a status to JSON data, with a line of metrics or {}."""
+    """Convert a status, with its line of metrics, to JSON data."""
     return {**_to_plain(status), "metrics": json.loads(status.metrics or "{}")}
 
 

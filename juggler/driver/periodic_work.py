@@ -396,6 +396,7 @@ class EndlessEpisodes:
             return []
         self._was_shown = True
         old = ", and the return is of earlier episodes" if metrics.returns else ""
+        # Simulators keep their own limits.
         elsewhere = self._config.gateway or self._config.is_elsewhere
         limit = f"set a limit: max_episode_steps = {_LIMIT}"
         remedy = "have the simulator truncate them" if elsewhere else limit

@@ -171,7 +171,7 @@ def _builder(
     module: Callable[..., Any] | None = None,
     own: Mapping[str, type[Any]] = MappingProxyType({}),
 ) -> Build:
-    """Return what builds a module of a checkpoint, or of its own if not trained."""
+    """Return a function that builds modules, trained or with their own checkpoint."""
     frozen = frozen_modules(config, run_of(where)) if config.played_by else {}
 
     def build(module_id: str, observed: Space[Any], acted: Space[Any]) -> Parts:
@@ -249,6 +249,7 @@ def evaluate_with_simulators(
     found, where, config = _opened(checkpoint, simulator=simulator)
     if config.agents.league:
         raise ConfigError(f"{where}: a league has no line-up to evaluate: name players with --play")
+    # Modules that are not trained have checkpoints of their own.
     played = evaluate_with_copies(
         config.env_runner,
         config.agents.agents,
