@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-#: When this process began, by the monotonic clock.
-STARTED = time.monotonic()
+STARTED = time.monotonic()  # when this process began, by the monotonic clock
 
 #: For each command its function, and its line in `juggler --help`.
 COMMANDS = {

@@ -156,8 +156,7 @@ def _from_json(arguments: list[str]) -> dict[str, Any]:
 
 #: Environment variable of a program that replaces a worker: the former incarnation.
 PREDECESSOR: Final = "JUGGLER_PREDECESSOR"
-#: Time for a driver to answer a worker that has not lost one.
-_FIRST_ANSWER_SECONDS: Final = 60.0
+_FIRST_ANSWER_SECONDS: Final = 60.0  # time for a driver to answer a worker that has not lost one
 #: Options of earlier versions, with what to do instead.
 _RETIRED: Final = {
     "--days": "certificates are valid for a year: replace the files of --tls before it ends",
@@ -490,12 +489,7 @@ class MonitoringArguments:
     def monitoring(
         self, insecure: bool, token: str | None = None, tls: Tls | None = None
     ) -> MonitoringOptions:
-        """Make the driver's options from the run's token and TLS files.
-
-        Args:
-            token: the run's token. None: the run serves this host only, and metrics use the token
-                from the environment variables.
-        """
+        """Make the driver's options from the run's token and TLS files."""
         if insecure:  # for scrapers that only accept an address
             token, tls = "", None
         elif token is None:

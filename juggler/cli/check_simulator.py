@@ -14,7 +14,7 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from juggler.cli.arguments import Flag, command
-from juggler.cli.findings import Finding, judged, print_finding, status_of
+from juggler.cli.doctor import Finding, judged, print_finding, status_of
 from juggler.driver.config import ConfigError
 from juggler.driver.signals import as_exception, signals_become
 from juggler.envrunner.config import ADDRESS, check_points, words_of
@@ -185,20 +185,14 @@ class AnyAgents(ModuleAssignment):
 
 
 class Watched(ModulePlayer):
-    """A player that acts at random, and checks its simulators.
-
-    Attributes:
-        name: as given.
-        ends: numbers of terminated and truncated episodes.
-        session: the first session that has sent steps.
-    """
+    """A player that acts at random, and checks its simulators."""
 
     ROW_STEPS = 32
-    session: GatewaySession | None = None
+    session: GatewaySession | None = None  # the first that has sent steps
 
     def __init__(self, name: str, interface: AgentInterface) -> None:
         super().__init__(interface, random_actor(*interface.spaces), self.ROW_STEPS, 0)
-        self.ends, self.name = [0, 0], name
+        self.ends, self.name = [0, 0], name  # numbers of terminated and truncated episodes
         leaves = interface.observations.leaves
         self._boxes = {each.path: each.space for each in leaves if isinstance(each.space, Box)}
         self._outside, self._many_outside = "", 0  # the first number outside, and number of rows
@@ -306,8 +300,6 @@ class Check(StandaloneGateway):
         counts = self._counts
         return f"{counts['steps']:,.0f} steps, {counts['episodes']:,.0f} episodes"
 
-    # -- called by the gateway --------------------------------------------------------------------
-
     def prepare(self, key: str, agents: int, interface: AgentInterface) -> Watched:
         module, _, agent = key.partition(":")
         player = Watched(agent or module, interface)
@@ -349,8 +341,6 @@ class Check(StandaloneGateway):
                 session.stream.cut()
                 return False
         return 0 < self._last < now - _SILENT_SECONDS
-
-    # -- findings, once the gateway has ended -------------------------------------------------
 
     def findings(self) -> Iterator[Finding]:
         """Yield all findings."""

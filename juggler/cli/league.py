@@ -64,14 +64,7 @@ def win_rate_lines(
     rows: Sequence[Player] | None = None,
     columns: float = math.inf,
 ) -> list[str]:
-    """Tabulate win rates in percent; a draw is half a win.
-
-    Args:
-        players: all players, in the order of the roster, whose numbers name the columns. Columns
-            are the learning players, and the newest frozen ones.
-        rows: players in rows; None: learning players, or else the columns.
-        columns: of the terminal; a wider table is continued below.
-    """
+    """Tabulate win rates of some or all learning players, in percent."""
     frozen = [player for player in players if not player.learning]
     left_out = frozen[:-_MOST_FROZEN]
     numbers = {player.player_id: number for number, player in enumerate(players, 1)}

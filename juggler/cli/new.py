@@ -18,10 +18,8 @@ from juggler.cli.arguments import command
 from juggler.driver.config import ConfigError
 from juggler.driver.reporting.run_directory import RunDirectoryError
 
-#: The name of the project in its template.
-_NAME = "my_project"
-#: Directories of every project next to its package.
-_OTHERS = ("tests", "runs")
+_NAME = "my_project"  # the name of the project in its template
+_OTHERS = ("tests", "runs")  # directories of every project next to its package
 #: Files that have other names in the template, because tools would use them.
 _RENAMED = {"gitignore": ".gitignore"}
 

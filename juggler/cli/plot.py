@@ -140,12 +140,7 @@ def plot(
 
 
 def save(run_dirs: Sequence[Path], output: Path | None = None, **how: Any) -> Path:
-    """Draw runs into a file, like `plot`.
-
-    Args:
-        output: file of the picture. Its suffix is the format; without one, PNG. None: plot.png in
-            the directory of one run, comparison.png in the working directory for several.
-    """
+    """Draw runs into a file, like `plot`."""
     figure = plot(*run_dirs, **how).figure
     default = run_dirs[0] / "plot.png" if len(run_dirs) == 1 else Path("comparison.png")
     output = output or default
@@ -201,12 +196,7 @@ class RunCurves:
         return self.columns[key]
 
     def keys_of(self, metric: str) -> list[str]:
-        """Return the keys of a metric that have numbers.
-
-        Args:
-            metric: a key, or the end of several keys. For example, "modules/default/policy_loss"
-                ends in "policy_loss".
-        """
+        """Return keys that are or end in this metric, and have numbers."""
         whole = dict.fromkeys(key for line in self.lines for key in line)
         ends = (key for key in whole if key.endswith(f"/{metric}"))
         keys = [metric] if metric in whole else ends

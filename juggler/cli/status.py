@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 #: The status of a run: see `juggler.driver.monitoring.plain_status`.
 Status: TypeAlias = Mapping[str, Any]
 
-#: Directory of runs if none is given.
-DEFAULT: Final = "runs"
+DEFAULT: Final = "runs"  # directory of runs if none is given
 _HINT = f"(default: {DEFAULT})"
 _EVERY_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
@@ -375,10 +374,7 @@ def _list(given: RunsArguments) -> int:
 
 
 def _found(given: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """Return directories and their runs; none given: the default.
-
-    Only the default need not exist yet.
-    """
+    """Return directories and their runs; only the default may be missing."""
     from juggler.driver.watching.overview import find_runs
 
     if not given and not Path(DEFAULT).exists():

@@ -28,8 +28,7 @@ from juggler.runtime.annotations import signature
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.near_matches import closest, nearest
 
-#: In the counters of a checkpoint.
-VALUES: Final = "values"
+VALUES: Final = "values"  # in the counters of a checkpoint
 _ALL: Final = ""  # modules
 
 
@@ -37,12 +36,6 @@ class ChangedValues:
     """Numbers that replace schedules, by module; any thread may set them.
 
     Every update has them, so that all learners of a group change at the same update.
-
-    Args:
-        trained: by id of a trained module, the module of the configuration whose settings it has.
-            A league adds and removes players.
-        resume: the checkpoint that the run resumes from. Keys whose configured value has changed
-            since then are not overridden.
     """
 
     def __init__(

@@ -321,10 +321,7 @@ class RunConfig:
 
 
 def _for_algorithm(config: RunConfig, algorithm: object, where: str) -> dict[str, Any]:
-    """Return the keys for a module with another algorithm.
-
-    Values other than the defaults of the run's algorithm are kept if the other one has these keys.
-    """
+    """Return the keys for a module with another algorithm."""
     try:
         other = find_algorithm(algorithm)
     except ValueError as error:

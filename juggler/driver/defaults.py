@@ -27,10 +27,8 @@ from juggler.runtime.wire.structures import space_leaves, two_bounds
 from juggler.runtime.wire.v1 import spaces_pb2
 from juggler.runtime.wire.v1.tensors_pb2 import DType
 
-#: A key of `Algorithm.chosen_for`.
-_BOX_ACTION: Final = "a Box action"
-#: Live steps in a minibatch of PPO.
-_MINIBATCH = 64
+_BOX_ACTION: Final = "a Box action"  # a key of `Algorithm.chosen_for`
+_MINIBATCH = 64  # live steps in a minibatch of PPO
 _UNKNOWN = (
     "the spaces of the environment are unknown on this host: keys that were not given have their "
     "general defaults, as in docs/configuration.md"
@@ -107,10 +105,7 @@ def _settled_by_module(
     groups: Sequence[FoundGroup],
     rescaled: Mapping[str, bool],
 ) -> tuple[RunConfig, str]:
-    """Choose values for each module, like `settled`.
-
-    Keys of environments are chosen for the first module, since all modules share them.
-    """
+    """Choose values for each module, like `settled`."""
     notes = []
     for module_id in config.module_ids:
         agents = [agent for agent, ids in config.played_by.items() if module_id in ids]

@@ -18,12 +18,10 @@ from juggler.runtime.near_matches import closest, listed, nearest
 from juggler.runtime.wrong_value import WrongValue, wrong_where
 
 TENSORBOARD: Final = "tensorboard"
-#: Maximum number of learners at once.
-MOST_LEARNERS: Final = 64
+MOST_LEARNERS: Final = 64  # maximum number of learners at once
 #: Sample requests in flight at one EnvRunner: the next one is always waiting.
 REQUESTS_PER_RUNNER: Final = 2
-#: Updates in flight: the learner always has the next one waiting.
-UPDATES_IN_FLIGHT: Final = 2
+UPDATES_IN_FLIGHT: Final = 2  # updates in flight: the learner always has the next one waiting
 #: Names for `track`. For all but the first, `juggler.driver.trackers` has a tracker.
 TRACKERS: Final = (TENSORBOARD, "mlflow", "wandb")
 
@@ -267,8 +265,7 @@ def instead(module_id: str, module_ids: Sequence[str]) -> str:
 WAITED_FOR: Final = "waited_for"
 NUM_LEARNERS: Final = "num_learners"
 OWN_KEYS: Final = (WAITED_FOR, NUM_LEARNERS, TRAIN, FROM, DIGEST)
-#: The keys of a module that is not trained.
-_FROZEN_KEYS: Final = (TRAIN, FROM, DIGEST)
+_FROZEN_KEYS: Final = (TRAIN, FROM, DIGEST)  # the keys of a module that is not trained
 
 
 @dataclass(kw_only=True)
@@ -353,8 +350,13 @@ class AgentsConfig:
             self._check_sharing(pattern, module_ids)
         if self.agents:
             self.must_be_used(self.acting_ids)
-        if self.agents or not self.modules.keys() - {DEFAULT_MODULE}:
-            self._must_train()
+        # Without agents, the environment may still settle the modules.
+        is_settled = self.agents or not self.modules.keys() - {DEFAULT_MODULE}
+        if is_settled and not self.module_ids:
+            raise ConfigError(
+                f"agents: no module of this run is trained: {listed(self.acting_ids)} would only "
+                "play; map an agent to a module without train = false"
+            )
 
     def _check_table(self, module_id: str, table: Any) -> None:
         """Check a module's id, and the keys that only its table has."""
@@ -461,13 +463,6 @@ class AgentsConfig:
                 raise ConfigError(
                     f"modules.{module_id}: {missing} {module_id!r}{instead(module_id, module_ids)}"
                 )
-
-    def _must_train(self) -> None:
-        if not self.module_ids:
-            raise ConfigError(
-                f"agents: no module of this run is trained: {listed(self.acting_ids)} would only "
-                "play; map an agent to a module without train = false"
-            )
 
 
 def _check_learners(module_id: str, table: Mapping[str, Any]) -> None:

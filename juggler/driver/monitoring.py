@@ -21,11 +21,9 @@ from juggler.runtime.wire.v1 import status_pb2
 
 STATUS_METHOD = "/juggler.v1.Run/Status"
 SCALE_METHOD = "/juggler.v1.Run/Scale"
-#: Maximum number of workers of a role that can be requested.
-MOST_WORKERS = 4096
+MOST_WORKERS = 4096  # maximum number of workers of a role that can be requested
 
-#: Time limit for the driver's loop to answer.
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 5.0  # time limit for the driver's loop to answer
 
 _ATTACH_SERVICE = ATTACH_METHOD.split("/")[1]
 _STATUS_SERVICE = STATUS_METHOD.split("/")[1]
@@ -172,7 +170,7 @@ def ask_status(channel: grpc.Channel, seconds: float, token: str = "") -> dict[s
 
 
 def plain_status(status: status_pb2.RunStatus) -> dict[str, Any]:
-    """Convert a status to JSON data, with a line of metrics or {}."""
+    """Convert a status, with its line of metrics, to JSON data."""
     return {**_to_plain(status), "metrics": json.loads(status.metrics or "{}")}
 
 

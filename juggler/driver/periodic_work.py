@@ -255,11 +255,9 @@ _MOST_LOOKS = 10
 _TIMES_AS_LONG = 3
 _HUNG_SECONDS = 5.0
 
-#: Time limit before a warning; a group usually forms in a fraction of it.
-_FORMING_SECONDS = 5.0
+_FORMING_SECONDS = 5.0  # time limit before a warning; a group usually forms in a fraction of it
 
-#: Steps of each environment within which an episode should have ended.
-_MANY = 5000
+_MANY = 5000  # steps of each environment within which an episode should have ended
 _TIMES = 2  # times the longest of the last episodes
 
 _LIMIT = 1000  # suggested limit of steps
@@ -398,16 +396,14 @@ class EndlessEpisodes:
             return []
         self._was_shown = True
         old = ", and the return is of earlier episodes" if metrics.returns else ""
+        # Simulators keep their own limits.
+        elsewhere = self._config.gateway or self._config.is_elsewhere
+        limit = f"set a limit: max_episode_steps = {_LIMIT}"
+        remedy = "have the simulator truncate them" if elsewhere else limit
         return [
             f"no episode has ended in the last {steps:,} steps of each environment{old}. "
-            f"If episodes may never end, {self._remedy()}"
+            f"If episodes may never end, {remedy}"
         ]
-
-    def _remedy(self) -> str:
-        config = self._config
-        if config.gateway or config.is_elsewhere:
-            return "have the simulator truncate them"
-        return f"set a limit: max_episode_steps = {_LIMIT}"
 
 
 def waits_for(parts: RunParts) -> str:

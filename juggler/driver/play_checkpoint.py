@@ -170,7 +170,7 @@ def _builder(
     module: Callable[..., Any] | None = None,
     own: Mapping[str, type[Any]] = MappingProxyType({}),
 ) -> Build:
-    """Return what builds a module of a checkpoint, or of its own if not trained."""
+    """Return a function that builds modules, trained or with their own checkpoint."""
     frozen = frozen_modules(config, run_of(where)) if config.played_by else {}
 
     def build(module_id: str, observed: Space[Any], acted: Space[Any]) -> Parts:
@@ -251,14 +251,7 @@ def evaluate_with_simulators(
             f"{where}: a league has no line-up to evaluate with a simulator: `juggler league` "
             "shows how good its players are, and --play with --env plays them in Python"
         )
-    frozen = frozen_modules(config, run_of(where))
-
-    def parts(module_id: str, observed: Space[Any], acted: Space[Any]) -> Any:
-        # Modules that are not trained have checkpoints of their own.
-        if module_id in frozen:
-            return frozen[module_id].parts(observed, acted, None, {})
-        return parts_in(found, module_id, config.of(module_id), observed, acted, None, {})
-
+    # Modules that are not trained have checkpoints of their own.
     played = evaluate_with_copies(
         config.env_runner,
         config.agents.agents,

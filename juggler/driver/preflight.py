@@ -263,10 +263,7 @@ def _outcome(
 
 
 def _where_it_was(written: str) -> str:
-    """Describe where an aborted process hung, or "".
-
-    It writes the stacks of all its threads, below a line about a crash: "Fatal Python error".
-    """
+    """Describe where an aborted process hung, or ""."""
     of_python = written.partition(_STACK_OF_C)[0]
     main = of_python.rpartition(_STACK_OF_MAIN)[2].partition("\n\n")[0].splitlines()
     calls = list(takewhile(lambda line: _OF_REHEARSALS not in line, main))

@@ -19,17 +19,12 @@ OWN_REASONS: Final = ("solved", "stop_steps", "stop_seconds")
 
 
 class RunEnd:
-    """The end of a run; the first reason given stands.
-
-    Attributes:
-        reason: "" during the run.
-        failure: description of the failure; "": no failure.
-        solved_at: seconds of the run until it was confirmed as solved; None: not solved.
-    """
+    """The end of a run; the first reason stands."""
 
     def __init__(self, clock: RunClock) -> None:
-        self.reason = ""
-        self.failure = ""
+        self.reason = ""  # "" during the run
+        self.failure = ""  # description of the failure; "": no failure
+        # Seconds of the run until it was confirmed as solved; None: not solved
         self.solved_at: float | None = None
         self._clock = clock
 

@@ -130,12 +130,6 @@ class RunParts:
     Args:
         only_local: all workers are processes of this host that the driver starts.
         stop: asks the loop, from any thread, to end the run for a reason.
-
-    Attributes:
-        league: the league of the run; None: it has no league.
-        frozen_parts: the weights of modules that are not trained, on their way to EnvRunners.
-        values: numbers that callbacks have set instead of schedules.
-        connectors: by module id, the state of the EnvRunners' connectors.
     """
 
     def __init__(
@@ -159,6 +153,7 @@ class RunParts:
         resume, beginning = inherited.resume, inherited.beginning
         self.core = core_of(config, resume)
         trained = trained_now(config, resume.counters if resume else None)
+        # Numbers that callbacks have set instead of schedules
         self.values = ChangedValues(config, trained, resume)
         if changed := self.values.in_words():
             progress.message(f"the run continues with values set by callbacks: {changed}")
@@ -174,10 +169,12 @@ class RunParts:
             frozen=dict(inherited.frozen),
             trained=trained,
         )
+        # By module id, the state of the EnvRunners' connectors
         self.connectors: dict[str, ConnectorState] = {}
-        self.league: LeagueRun | None = None
+        self.league: LeagueRun | None = None  # the league of the run; None: it has no league
         # These parts reach each other through this object.
         self.commands = CommandSender(self)
+        # The weights of modules that are not trained, on their way to EnvRunners
         self.frozen_parts = FrozenParts(self)
         self.trained = TrainedModules(self, resume, beginning)
         self.learners = self.trained.learners

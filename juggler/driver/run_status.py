@@ -20,15 +20,12 @@ from juggler.runtime.wire.v1 import status_pb2
 
 @dataclass(frozen=True, slots=True)
 class StatusReader:
-    """Assembles a run's status from its parts, in the driver's thread.
-
-    Attributes:
-        newest_line: returns the newest line of metrics; {} before the first one.
-    """
+    """Assembles a run's status from its parts, in the driver's thread."""
 
     run_id: str
     parts: RunParts
     journal: Journal
+    # Returns the newest line of metrics; {} before the first one
     newest_line: Callable[[], Mapping[str, Any]]
 
     def read(self) -> status_pb2.RunStatus:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from juggler.runtime.actors.stop_signals import ProcessHandler
 
-#: Some tools signal a process and then its group: the same request, twice.
-_SAME_SECONDS = 0.5
+_SAME_SECONDS = 0.5  # some tools signal a process and then its group: the same request, twice
 
 #: Reasons for a run's end, by signal.
 REASONS = {

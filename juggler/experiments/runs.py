@@ -270,11 +270,7 @@ def must_be_some(what: str, number: object) -> None:
 def configured(
     config: str | Path | RunConfig | None, keys: Mapping[str, Any]
 ) -> tuple[RunConfig, RunConfig, frozenset[str]]:
-    """Check and complete a script's configuration of its runs.
-
-    Returns:
-        The configuration without these keys, the complete one, and the given keys.
-    """
+    """Return a configuration, the same with a script's keys, and given keys."""
     for key in ("env", "module"):
         if callable(keys.get(key)):
             raise ConfigError(

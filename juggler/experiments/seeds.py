@@ -83,13 +83,7 @@ class MeanCurve:
 def mean_curve(curves: Sequence[tuple[Column, Column]]) -> MeanCurve | None:
     """Return the mean of curves, from where all have begun.
 
-    A curve that ends earlier keeps its last value.
-
-    Args:
-        curves: of each run x, which rises, and y, which may have NaN.
-
-    Returns:
-        The mean; None if a curve has no values.
+    A curve that ends earlier keeps its last value. None: a curve has no values.
     """
     known = [(x[np.isfinite(y)], y[np.isfinite(y)]) for x, y in curves]  # [values] each
     if not known or not all(len(x) for x, _ in known):

@@ -343,10 +343,7 @@ class _AtWork:
     pruned: bool = False  # it was asked to stop
 
     def report(self, value: float, points: int) -> None:
-        """Report a tenth, and skipped tenths with the value before.
-
-        Optuna compares trials that have reported the same tenth.
-        """
+        """Report a tenth, and skipped ones: Optuna compares equal tenths."""
         if self.value is not None:
             for skipped in range(self.points + 1, points):
                 self.trial.report(self.value, skipped)

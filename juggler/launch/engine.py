@@ -30,14 +30,11 @@ Report = Callable[[str], None]
 #: Options for numbers of workers, by role.
 OPTIONS = {LEARNER: "--learners", ENVRUNNER: "--env-runners", EVALUATOR: "--evaluators"}
 ROLES = tuple(OPTIONS)
-#: The words of a command that starts Juggler here.
-JUGGLER = [sys.executable, "-m", "juggler"]
-#: Suffix of the directory of certificates.
-FILES = (AUTHORITY, CERTIFICATE, KEY, TOKEN)
+JUGGLER = [sys.executable, "-m", "juggler"]  # the words of a command that starts Juggler here
+FILES = (AUTHORITY, CERTIFICATE, KEY, TOKEN)  # suffix of the directory of certificates
 #: Names that Kubernetes accepts: labels of RFC 1123.
 LABEL = re.compile("(?!.{64})[a-z0-9]([a-z0-9-]*[a-z0-9])?")
-#: Minimum exit status of a container that a signal ended.
-SIGNALLED = 128
+SIGNALLED = 128  # minimum exit status of a container that a signal ended
 
 _MOST_BYTES = 128  # of a file with a number or the name of an engine
 _ANSWER_SECONDS = 60.0  # of an engine
@@ -100,8 +97,6 @@ class Launch:
     def tls(self) -> Path:
         return self.directory / "tls"
 
-    # -- commands -------------------------------------------------------------------------------
-
     def driver(self, bind: str, learners: int) -> list[str]:
         """Return the command of a driver here."""
         insecure = ["--insecure"] if self.insecure else ["--tls", str(self.tls)]
@@ -157,8 +152,6 @@ class Launch:
             known.write_text(text)
         except (OSError, ValueError) as error:
             raise LaunchError(f"cannot make certificates in {self.tls}: {error}") from error
-
-    # -- numbers of workers ---------------------------------------------------------------------
 
     def count_file(self, role: str) -> Path:
         """Return the file with a role's wanted number of workers."""
@@ -311,9 +304,6 @@ def _write_new(path: Path, text: str) -> None:
         new.rename(path)
     except OSError as error:
         raise LaunchError(f"cannot write {path}: {error.strerror}") from error
-
-
-# -- a run until its end --------------------------------------------------------------------------
 
 
 class Tail:

@@ -28,8 +28,7 @@ from juggler.launch.engine import (
 from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.near_matches import one_of
 
-#: Components that change the manifests, by name.
-COMPONENTS = ("autoscale", "gpu")
+COMPONENTS = ("autoscale", "gpu")  # components that change the manifests, by name
 _GATEWAY, _GATEWAY_PORT = "gateway", 5009  # the component, and the port of its service
 _MANIFESTS = Path(str(resources.files("juggler.launch"))) / "manifests" / "kubernetes"
 _KINDS = (
@@ -142,8 +141,6 @@ class KubernetesRun(EngineRun):
         _ask("kubectl", "delete", *own, "--wait=false", "--ignore-not-found")
         wait_until_removed(self._there, f"`kubectl -n {self._namespace} get pods -l {self._label}`")
 
-    # -- manifests ------------------------------------------------------------------------
-
     def _write(self, directory: Path) -> Path:
         """Write the input of kustomize, and return its directory."""
         made = directory / "kubernetes"
@@ -208,8 +205,6 @@ class KubernetesRun(EngineRun):
                 {"target": {"kind": kind}, "patch": json.dumps([patch])} for kind, patch in patches
             ],
         }
-
-    # -- state of the cluster -------------------------------------------------------------
 
     def _get(self, kinds: str, label: str) -> list[dict[str, Any]]:
         output = _ask("kubectl", "get", "-n", self._namespace, kinds, "-l", label, "-o", "json")

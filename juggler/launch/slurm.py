@@ -267,8 +267,6 @@ class SlurmRun(EngineRun):
         if problems:
             raise problems[0]
 
-    # -- names and options ----------------------------------------------------------------------
-
     def _path(self, role: str) -> Path:
         return self._launch.directory / f"{role}.sbatch"
 

@@ -48,8 +48,7 @@ _ANSWER_SECONDS = 60.0  # of a host, at the start
 _LEAVE_SECONDS = 30.0  # for workers, once the driver has ended
 _KILL_SECONDS = 5.0  # for a driver that was asked to end, and its workers
 _LOOK_SECONDS = 0.2
-#: A driver that dies sooner than this would die again.
-_DRIVER_LIVED_SECONDS = 10.0
+_DRIVER_LIVED_SECONDS = 10.0  # a driver that dies sooner than this would die again
 _NO_COMMAND = 127
 _NO_CONNECTION = 255
 
@@ -266,8 +265,6 @@ class SshRun(EngineRun):
         free = (index for index in itertools.count() if index not in taken)
         return list(itertools.islice(free, max(0, count)))
 
-    # -- commands -------------------------------------------------------------------------------
-
     def _driver(self) -> list[str]:
         return self._launch.driver(self._hosts.driver, self._numbers[LEARNER])
 
@@ -283,8 +280,6 @@ class SshRun(EngineRun):
         command = f"{tls}{shlex.join([*words, '--reattach-seconds', '0'])}"
         name = f"{role} {index} on {host.name}"
         return name, [*_SSH, "-tt", host.name, f"{_cd(host)}{command}"]
-
-    # -- hosts ----------------------------------------------------------------------------------
 
     def _prepare(self, host: Host) -> str:
         """Check a host and copy certificates; return problems or ""."""

@@ -54,8 +54,7 @@ if TYPE_CHECKING:
 #: Directory within a league's run directory: the weights that its players began with.
 INITIAL: Final = "initial"
 _WHOLE: Final = "whole"
-#: Pipelines of EnvRunners.
-_PLAYING: Final[tuple[Place, ...]] = ("env_to_module", "module_to_env")
+_PLAYING: Final[tuple[Place, ...]] = ("env_to_module", "module_to_env")  # pipelines of EnvRunners
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,12 +127,7 @@ class FirstCheckpoints:
         return cls(other, own)
 
     def beginning(self, config: RunConfig) -> tuple[dict[str, FirstWeights], list[str]]:
-        """Return what modules begin with, by id, and warnings.
-
-        A module begins with the weights that its table names. Without one, it takes the weights of
-        the module with the same id, or of the checkpoint's only module. Other modules begin with
-        new weights.
-        """
+        """Return what modules begin with, by id, and warnings."""
         origins = self._by_module(config)
         found: dict[str, FirstWeights] = {}
         warnings = dict.fromkeys(self.other[0].problems if self.other else ())

@@ -388,14 +388,7 @@ class _ModuleCut:
 
 
 class SnapshotWriter:
-    """Gathers states of all modules, and writes them in a thread.
-
-    Attributes:
-        under_way: a requested snapshot is not on the disk yet, or a learner is still sending a
-            state for an abandoned one.
-        writing: all of it has arrived.
-        newest: the newest checkpoint that this run wrote.
-    """
+    """Gathers states of all modules, and writes them in a thread."""
 
     def __init__(
         self,
@@ -405,8 +398,8 @@ class SnapshotWriter:
         clock: RunClock,
         newest: Path | None,
     ) -> None:
-        self.newest = newest
-        self.writing = False
+        self.newest = newest  # the newest checkpoint that this run wrote
+        self.writing = False  # all of a snapshot has arrived
         self._events = events
         self._directory = directory
         self._aside = ""  # where the current snapshot is written
@@ -420,6 +413,7 @@ class SnapshotWriter:
 
     @property
     def under_way(self) -> bool:
+        """Whether a snapshot is not written, or a learner still sends one."""
         return self.writing or bool(self._awaited)
 
     def begin(self, trained: Mapping[str, str], aside: str = "") -> None:
@@ -611,10 +605,6 @@ class Checkpointing:
         """Ask each module's first learner for its state, if possible.
 
         Modules that were just added are left out; so are leaving modules, unless they are needed.
-
-        Args:
-            aside: directory of the run for the snapshot; "": among the checkpoints.
-            restarts_at: update at which the learners restart; None: they do not.
         """
         league = self._parts.league
         modules = self._core.in_checkpoints(league.learners.needed() if league else ())

@@ -128,8 +128,6 @@ class AlphaStar(LeagueBuilder):
         others = exploiters(self.main_exploiters, self.league_exploiters)
         return [*mains, *others, *(FreezePlayer(main.player_id) for main in mains)]
 
-    # Copies and resets.
-
     def build(self, results: LeagueResults) -> Iterable[BuilderCommand]:
         if self.last_copy_steps is not None and results.steps >= self.last_copy_steps:
             for role in (MAIN_EXPLOITER, LEAGUE_EXPLOITER):
@@ -151,8 +149,6 @@ class AlphaStar(LeagueBuilder):
         least = results.least_win_rate(player, measure)
         beats_all = least is not None and least > self.snapshot_above
         return steps >= self.max_phase_steps or (steps >= self.min_phase_steps and beats_all)
-
-    # Matches.
 
     def match(self, results: LeagueResults) -> Pairing:
         home = results.random.choice(results.players(learning=True))
@@ -322,8 +318,7 @@ class Rllib(LeagueBuilder):
         return Pairing(home, dict.fromkeys(opponents or mains, 1.0), role)
 
 
-#: The builder that begins with learning players, and changes nothing.
-NO_BUILDER: Final = "none"
+NO_BUILDER: Final = "none"  # the builder that begins with learning players, and changes nothing
 
 #: The builders that ship.
 BUILDERS: Final[dict[str, type[LeagueBuilder]]] = {

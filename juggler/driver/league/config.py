@@ -13,10 +13,8 @@ from juggler.runtime.near_matches import nearest
 
 #: Larger leagues would not fit in a receipt, and acting with more copies would be slow.
 MOST_HISTORICAL: Final = 500
-#: Maximum number of trained modules that an EnvRunner can act with.
-MOST_LEARNING: Final = 64
-#: Rules for the copy to remove when there are too many.
-Recycled = Literal["easiest", "oldest"]
+MOST_LEARNING: Final = 64  # maximum number of trained modules that an EnvRunner can act with
+Recycled = Literal["easiest", "oldest"]  # rules for the copy to remove when there are too many
 
 
 @dataclass(kw_only=True)

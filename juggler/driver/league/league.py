@@ -59,17 +59,13 @@ _LONGEST_TEXT = 200
 
 @dataclass(slots=True)
 class LeagueState:
-    """State of a league between matches.
-
-    Attributes:
-        pairs, kinds, means: the payoffs.
-    """
+    """State of a league between matches."""
 
     seed: int  # of the run. All random draws follow from it and the next two numbers.
     next_match_id: int  # of the next match
     times_built: int  # number of calls of the builder's `build`
     players: list[Player]  # in the order of creation; retired players keep their place
-    pairs: list[Pair]
+    pairs: list[Pair]  # the payoffs, with the next two
     kinds: list[Pair]
     means: list[Means]
 
@@ -80,11 +76,6 @@ class League:
     Commands are carried out in their order: a player is copied before it is reset. Added, copied
     and reset players are in line-ups once they are `ready`. An open match is not part of a saved
     state: a resumed run plays another one.
-
-    Attributes:
-        roster: the players.
-        payoffs: their results.
-        must_fit: raises a ValueError if a player cannot have the weights of a source.
     """
 
     def __init__(
@@ -107,10 +98,9 @@ class League:
         self._sides = config.sides(agents)
         self._side_of = {agent: side for side, own in enumerate(self._sides) for agent in own}
         self._open: dict[int, OpenMatch] = {}
+        # Raises a ValueError if a player cannot have the weights of a source
         self.must_fit: Callable[[str, str], None] = lambda player_id, source: None
         self._reported: deque[str] = deque(maxlen=_MOST_REPORTS)
-
-    # Start, and saved state.
 
     def begin(self) -> list[Command]:
         """Return the commands that add the first players."""
@@ -154,8 +144,6 @@ class League:
         except msgspec.ValidationError as error:
             raise ValueError(f"this is not the state of a league: {error}") from None
         return cls(config, agents, state.seed, builder, state)
-
-    # Matches.
 
     def request_match(self) -> list[Command]:
         """Assign a match, unless no learning player can play."""
@@ -291,8 +279,6 @@ class League:
     def _has_learners(self) -> bool:
         return any(player.plays for player in self.roster.learners())
 
-    # Players.
-
     def trained(self, player_id: str, steps: int) -> None:
         """Count more training steps of a player."""
         self.roster.players[player_id].steps += steps
@@ -312,8 +298,6 @@ class League:
         self.roster.remove(self.roster.players[player_id])
         self.payoffs.forget(player_id)
         return self._redraw_matches(player_id)
-
-    # Changes.
 
     def build(self) -> list[Command]:
         """Ask the builder for changes.

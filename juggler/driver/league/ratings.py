@@ -13,8 +13,7 @@ from juggler.driver.league.results import Payoffs
 _Array = NDArray[np.float64]
 _POINTS = 400 / np.log(10)  # of Elo for each unit of log odds
 _ROUNDS = 200
-#: Tolerance of an equilibrium, in payoff.
-_EXACT = 1e-9
+_EXACT = 1e-9  # tolerance of an equilibrium, in payoff
 
 
 def elo(payoffs: Payoffs, players: Sequence[str]) -> dict[str, float]:

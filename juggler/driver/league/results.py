@@ -13,15 +13,11 @@ from juggler.policies.wilson import wilson
 
 @dataclass(slots=True)
 class Pair:
-    """The results of two players, or of two kinds of players.
+    """The results of two players, or of two kinds of players."""
 
-    Attributes:
-        first, second: their ids, in alphabetical order.
-        wins, draws, losses: of the first. Of players, they decay with each later result.
-    """
-
-    first: str
+    first: str  # the ids are in alphabetical order
     second: str
+    # Of the first. Of players, these numbers decay with each later result
     wins: float = 0.0
     draws: float = 0.0
     losses: float = 0.0
@@ -107,10 +103,7 @@ class Payoffs:
         return sum(wins + draws / 2 for wins, draws, _ in counts), sum(map(sum, counts))
 
     def win_rate(self, player: str, other: str) -> float:
-        """Return the win rate from 0 to 1, 0.5 at first.
-
-        `win_rate(a, b) + win_rate(b, a)` is 1.
-        """
+        """Return the win rate from 0 to 1, 0.5 at first."""
         if self.games(player, other) < self.min_games:
             return 0.5
         wins, draws, losses = self.counts(player, other)

@@ -20,8 +20,7 @@ from juggler.runtime.near_matches import nearest
 
 #: Source of a player's first weights, or of a reset: its policy before any training.
 INITIAL: Final = "initial"
-#: Source of a player that draws every action at random.
-RANDOM: Final = "random"
+RANDOM: Final = "random"  # source of a player that draws every action at random
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,11 +250,7 @@ class Roster:
         return FreezePlayer(player.player_id, copy_id)
 
     def reset(self, command: ResetPlayer, must_fit: Callable[[str, str], None]) -> None:
-        """Reset a player.
-
-        `must_fit` gets the ids of the player and of the source, if they can differ. It raises
-        ValueError if the player cannot have these weights.
-        """
+        """Reset a player, unless `must_fit` raises: the weights do not fit."""
         player = self._learner(command.player_id)
         self._must_be_weights(command.source)
         if not player.ready:

@@ -70,8 +70,7 @@ FEWEST = 5
 #: with two, in 68 to 90 %.
 _FEWEST_OF_EACH = 3
 _CONFIDENCE = 0.95
-#: With five numbers, the bounds of a mean are the 0.1 % percentiles.
-_REPETITIONS = 5_000
+_REPETITIONS = 5_000  # with five numbers, the bounds of a mean are the 0.1 % percentiles
 
 
 def bootstrap_interval(
@@ -120,14 +119,11 @@ def _quantile_of_t(freedom: int) -> float:
 
 
 class ReturnGoals:
-    """The goals in `stop_return`.
-
-    Attributes:
-        by_name: the goals, by id of a module or name of an agent, or by EPISODE.
-    """
+    """The goals in `stop_return`."""
 
     def __init__(self, stop_return: float | Mapping[str, float] | None) -> None:
         if stop_return is None:
+            # The goals, by id of a module or name of an agent, or by EPISODE
             self.by_name: dict[str, float] = {}
         elif isinstance(stop_return, Mapping):
             self.by_name = dict(stop_return)
@@ -138,10 +134,7 @@ class ReturnGoals:
         return bool(self.by_name)
 
     def proposed(self, metrics: Metrics) -> dict[str, float]:
-        """Return the training returns if all reach their goals.
-
-        {}: not all do, or a candidate from these episodes was rejected.
-        """
+        """Return the training returns if all reach their goals, else {}."""
         if not self or not metrics.candidates.due(metrics.episodes):
             return {}
         found = {}

@@ -27,8 +27,7 @@ from juggler.driver.reporting.wording import (
 )
 from juggler.runtime.actors.logs import log_entry
 
-#: Seconds between two plain lines.
-_PLAIN_SECONDS = 2.0
+_PLAIN_SECONDS = 2.0  # seconds between two plain lines
 
 
 def make_progress(kind: Literal["auto", "live", "plain", "json", "off"]) -> Progress:
@@ -159,13 +158,10 @@ _LONG_LINE = 500  # characters
 
 
 class Journal(Progress):
-    """A display that also writes messages to `events.jsonl` and keeps the newest.
-
-    Attributes:
-        newest: (seconds since 1970, level, first line), oldest first.
-    """
+    """A display that also writes messages to `events.jsonl` and keeps the newest."""
 
     def __init__(self, shown: Progress, run_dir: Path, run_id: str) -> None:
+        # (seconds since 1970, level, first line), oldest first
         self.newest: deque[tuple[float, Level, str]] = deque(maxlen=_KEPT)
         self._shown = shown
         self._path = run_dir / EVENTS_FILE

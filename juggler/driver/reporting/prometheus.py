@@ -21,8 +21,7 @@ from juggler.driver.reporting.http_server import HttpServer
 from juggler.runtime.actors.endpoints import EndpointError, is_loopback, split_address
 from juggler.runtime.actors.tls import Tls
 
-#: States of workers without a process.
-GONE = ("left", "restarting", "down")
+GONE = ("left", "restarting", "down")  # states of workers without a process
 
 
 @contextmanager

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.toml"
 METRICS_FILE = "metrics.jsonl"
-#: Parent of run directories that were not named.
-RUNS = "runs"
+RUNS = "runs"  # parent of run directories that were not named
 SUMMARY_FILE = "summary.json"
 
 
@@ -101,16 +100,13 @@ class RunDirectory:
     - `driver.json`: the addresses of the driver while it runs;
     - `summary.json`: the results of the run;
     - `checkpoints/`: see `juggler.runtime.checkpoints`.
-
-    Attributes:
-        path: absolute, since a script may change its working directory during a run.
-        taken: whether `renew` found that another run has the directory. Then this run must not
-            write there.
     """
 
     def __init__(self, path: Path, metrics: BinaryIO, config: bytes) -> None:
+        # Absolute, since a script may change its working directory during a run
         self.path = path.absolute()
         self.checkpoints = self.path / DIRECTORY
+        # Another run has the directory, so this one must not write there
         self.taken = False
         self._config = config
         self._metrics = metrics
@@ -119,12 +115,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path | None, config: Mapping[str, Any], name: str) -> Self:
-        """Create the directory of a new run.
-
-        Args:
-            path: the directory, which must be empty if it exists. None: a new one under runs/,
-                named after `name` and the time.
-        """
+        """Create a new run's directory; by default under runs/, named after `name`."""
         text = to_toml(config)
         try:
             if path is None:
@@ -215,10 +206,7 @@ class RunDirectory:
         self._end = end
 
     def write_line(self, line: Mapping[str, Any], progress: Progress) -> bool:
-        """Append a line; return whether the directory was created again.
-
-        A run continues if the disk fails: one message reports the problem, another its end.
-        """
+        """Append a line; return whether the directory was created again."""
         problem, renewed = "", False
         try:
             renewed = self.renew()
@@ -363,10 +351,7 @@ _FRESH_SECONDS = 15.0  # a run writes a line each second
 
 
 def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
-    """Read an ended run's summary, and describe damage to it.
-
-    {}: no summary, or the run has been resumed since.
-    """
+    """Read an ended run's summary, or {}, and describe damage to it."""
     file = run_dir / SUMMARY_FILE
     try:
         if file.stat().st_mtime_ns < (run_dir / METRICS_FILE).stat().st_mtime_ns:
@@ -530,16 +515,12 @@ class LineFile:
 
 
 class MetricsCourse:
-    """Orders the lines of a run, and removes repeated steps.
-
-    Attributes:
-        taken_back: number of removed lines.
-        broken: number of complete lines in the file that are not metrics.
-    """
+    """Orders the lines of a run, and removes repeated steps."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
-        self.taken_back = self.broken = 0
+        self.taken_back = 0  # number of removed lines
+        self.broken = 0  # number of complete lines in the file that are not metrics
         self._offsets = dict.fromkeys((TIME, _WALL), 0.0)
 
     def add(self, line: dict[str, Any]) -> None:

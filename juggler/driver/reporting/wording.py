@@ -12,19 +12,16 @@ from juggler.runtime.near_matches import all_of, one_of
 
 Level = Literal["info", "warning", "error"]
 
-#: Name for the return of an episode, summed over all agents.
-EPISODE: Final = ""
+EPISODE: Final = ""  # name for the return of an episode, summed over all agents
 
-#: Seconds without an ended episode after which a mean return is old.
-_OLD_SECONDS = 10.0
+_OLD_SECONDS = 10.0  # seconds without an ended episode after which a mean return is old
 
 #: Explains the returns of a league's players.
 LEAGUE_RETURNS = (
     "each player's own matches, including matches with frozen players: they need not add up"
 )
 
-#: Maximum number of modules or agents with returns in a line of text.
-_SHOWN = 4
+_SHOWN = 4  # maximum number of modules or agents with returns in a line of text
 
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

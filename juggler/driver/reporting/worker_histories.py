@@ -15,8 +15,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 _RATE_SECONDS = 10.0
 _LONG_TEXT = 300  # characters of an error
-#: Maximum number of histories of workers that left.
-MOST_GONE = 256
+MOST_GONE = 256  # maximum number of histories of workers that left
 
 
 @dataclass(slots=True, eq=False)
@@ -68,15 +67,11 @@ class WorkerHistory:
 
 
 class WorkerHistories:
-    """Keeps states, steps and times of all workers.
-
-    Attributes:
-        last_restart: the worker that was, or is about to be, replaced last, and why it ended, for
-            people; "": no restart.
-    """
+    """Keeps states, steps and times of all workers."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, WorkerHistory] = {}
+        # The worker that is or was replaced last, and why it ended; "": no restart
         self.last_restart = ""
         # Histories in `by_id` of workers that left, oldest first
         self._gone: dict[str, WorkerHistory] = {}

@@ -34,8 +34,7 @@ _STEPS: Final = "env_steps_trained"
 _LONGEST: Final = 10_000  # characters of a text
 _DEEPEST: Final = 3  # directory levels between a given directory and a run
 _MOST_SEARCHED: Final = 20_000  # directories
-#: Maximum number of runs in the overview: the newest.
-MOST_RUNS: Final = 1000
+MOST_RUNS: Final = 1000  # maximum number of runs in the overview: the newest
 
 
 @dataclass(frozen=True, slots=True)

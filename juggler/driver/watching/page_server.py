@@ -155,8 +155,7 @@ def _rate(payoffs: Payoffs, player: str, other: str) -> float | None:
     return round(points / played, 4) if played else None
 
 
-#: Above this number, every second point is removed.
-MOST_POINTS: Final = 1200
+MOST_POINTS: Final = 1200  # above this number, every second point is removed
 _MOST_KEYS: Final = 400  # of a line
 _MOST_NAMES: Final = 32  # modules, agents, players
 _MOST_NUMBERS: Final = 128  # in infos, of all agents
@@ -173,13 +172,10 @@ _ALONE: Final = (
 
 
 class Curves:
-    """The curves of one run, read from its metrics file.
-
-    Attributes:
-        newest: the newest line of metrics, in full; {} before the first one.
-    """
+    """The curves of one run, read from its metrics file."""
 
     def __init__(self, run_dir: Path) -> None:
+        # The newest line of metrics, in full; {} before the first one
         self.newest: dict[str, Any] = {}
         self._file = LineFile(run_dir / METRICS_FILE)
         self._course = MetricsCourse()
@@ -426,8 +422,7 @@ _FILES: Final = {
         for name in ("page", "charts", "curves", "details", "server", "words")
     },
 }
-#: Served without the token: contains nothing of any run.
-OPEN_PATHS: Final = frozenset(_FILES)
+OPEN_PATHS: Final = frozenset(_FILES)  # served without the token: contains nothing of any run
 
 _HEADERS: Final = [
     (

@@ -29,16 +29,12 @@ if TYPE_CHECKING:
 
 
 class CommandSender:
-    """Sends commands of the core and of the driver.
-
-    Attributes:
-        sample_request_seconds: from each sample request to its receipt.
-        update_seconds: from each update's issue to a learner's answer.
-    """
+    """Sends commands of the core and of the driver."""
 
     def __init__(self, parts: RunParts) -> None:
+        # From each sample request to its receipt
         self.sample_request_seconds = Histogram(DURATIONS)
-        self.update_seconds = Histogram(DURATIONS)
+        self.update_seconds = Histogram(DURATIONS)  # from each update's issue to a learner's answer
         latencies = {
             training_pb2.SampleRequest: self.sample_request_seconds,
             training_pb2.Update: self.update_seconds,
@@ -60,11 +56,7 @@ class CommandSender:
             self.send(worker, message)
 
     def restart_runners(self, update: int) -> None:
-        """Have every attached EnvRunner restart with its next request.
-
-        They then have the same seeds and the same state of connectors as in a run that is resumed
-        at this update.
-        """
+        """Have EnvRunners restart at the next request, as after a resume."""
         runners = self._registry.of_role(ENVRUNNER)
         self._restart_seeds = {
             worker: self._registry.seed(worker, update=update) for worker in runners

@@ -37,8 +37,7 @@ from juggler.runtime.wire.v1 import training_pb2
 if TYPE_CHECKING:
     from juggler.driver.run_parts import RunParts
 
-#: Directory within a run's directory.
-VIDEOS: Final = "videos"
+VIDEOS: Final = "videos"  # directory within a run's directory
 
 #: An evaluation episode may take _MORE_STEPS times as many steps as the longest training episode,
 #: which counts as at least _FEW_STEPS.
@@ -312,14 +311,12 @@ class Confirmation:
 
     A candidate's state is saved like a checkpoint, and set aside while an evaluator plays it. If
     it plays well enough, it becomes the run's newest checkpoint; otherwise it is deleted.
-
-    Attributes:
-        outcome: for the summary, once the run is solved; None: not solved.
-        kept: the candidate that becomes the run's newest checkpoint; None: no candidate.
     """
 
     def __init__(self, parts: RunParts, evaluators: Evaluators) -> None:
+        # For the summary, once the run is solved; None: not solved
         self.outcome: dict[str, Any] | None = None
+        # The candidate that becomes the run's newest checkpoint; None: no candidate
         self.kept: Path | None = None
         self._goals = ReturnGoals(parts.config.driver.stop_return)
         self._evaluators = evaluators
@@ -492,14 +489,11 @@ _RESULTS = ("return_mean", "return_deviation", "episodes", "update", "env_steps_
 
 
 class BestCheckpoint:
-    """The checkpoint in `RUN/best`, kept by resumed runs.
-
-    Attributes:
-        summary: its path and results, for the summary; None: no best checkpoint.
-    """
+    """The checkpoint in `RUN/best`, kept by resumed runs."""
 
     def __init__(self, run_dir: Path) -> None:
         self._directory = run_dir / BEST
+        # Its path and results, for the summary; None: no best checkpoint
         self.summary: dict[str, Any] | None = _read(self._directory)
 
     def keep(self, path: Path, returns: Sequence[float], trained: Mapping[str, int]) -> str:

@@ -360,8 +360,6 @@ class LeagueRun:
         else:
             self._restore()
 
-    # Events.
-
     def check(self) -> None:
         """Let players play while they have learners and workers have them."""
         on_their_way = self._parts.frozen_parts
@@ -396,8 +394,6 @@ class LeagueRun:
             self._do("match", self.league.lose_match, match_id)
         self.check()
 
-    # State for checkpoints and people.
-
     def counters(self) -> dict[str, Any]:
         """Return the league's part of a checkpoint's counters."""
         copies = [each.player_id for each in self.league.roster.present() if each.parent]
@@ -407,8 +403,6 @@ class LeagueRun:
             COPIES: {copy_id: digests[copy_id] for copy_id in copies if copy_id in digests},
             RESETS: self.learners.resets(),
         }
-
-    # Commands of the league.
 
     def _do(self, call: str, work: Callable[..., list[Command]], *arguments: Any) -> None:
         """Carry out the builder's commands, and warn if it is slow."""
@@ -470,11 +464,7 @@ class LeagueRun:
         self.check()  # no learning player can play yet
 
     def _copy(self, player_id: str, copy_id: str) -> None:
-        """Copy a player once it has a learner, which sends its weights.
-
-        They are written into the run's directory once, and sent to every worker that plays. When
-        all of them have the copy, it can play.
-        """
+        """Copy a player once it has a learner, which sends its weights."""
         keep = partial(self._keep, player_id, copy_id)
         self.weights.ask(player_id, copy_id, keep, partial(self._no_copy, copy_id))
 
@@ -514,11 +504,6 @@ class LeagueMatches:
 
     An EnvRunner has a line-up for each of its environments, plus twice as many as it finished
     matches in its last round, within bounds: episodes begin between two requests.
-
-    Args:
-        request: has the league assign a match, if it can.
-        agents: of an environment, in the order of its table.
-        module_of: the module of a player.
     """
 
     def __init__(
@@ -608,14 +593,7 @@ class LeagueStandings:
         self._next = float("-inf")
 
     def line(self) -> dict[str, Any]:
-        """Return the standings for a line of metrics.
-
-        Ratings may be some seconds old. Of each of at most 32 learning players: its Elo rating,
-        relative to the mean of all players that can play; its win rate against all opponents
-        together, with the 95 % Wilson interval; and its probability in the Nash equilibrium. None:
-        no games, or a player without a rating. Of pairs of roles, as in "main, historical": games,
-        and the win rate of the first role.
-        """
+        """Return the standings for a line of metrics; see docs/run-directory.md."""
         roster, results = self._league.roster, self._league.results()
         playing = results.players()
         self._rate(playing)

@@ -71,9 +71,6 @@ def exploration_exponents(config: RunConfig, runner: int, environments: int) -> 
     Horgan et al. 2018, "Distributed Prioritized Experience Replay", section 4: of N environments,
     the i-th has 1 + α i / (N - 1). With a gateway or several agents, the exponent holds for all
     rows of the i-th of N EnvRunners.
-
-    Args:
-        runner: index of the EnvRunner; EnvRunners beyond num_env_runners explore least.
     """
     alpha = getattr(config.learner, "exploration_ladder", 0.0)
     if not alpha:

@@ -47,13 +47,6 @@ class TrainedModules:
     plays. An EnvRunner's rounds include it once the EnvRunner has it. A removed module gets no
     further requests; when nothing of it is in flight, its books are closed, and all workers forget
     it.
-
-    Args:
-        resume: a state to resume from. Its arrays are released once each module has had a learner.
-
-    Attributes:
-        steps: by worker id, the learner's own counts of steps trained on and dropped, over all
-            modules and processes. They must agree with the core's ledger.
     """
 
     def __init__(
@@ -67,6 +60,7 @@ class TrainedModules:
         self.connectors = parts.connectors
         self.learners: dict[str, ModuleLearners] = {}
         self.stale_runners: dict[str, StaleRunners] = {}
+        # By worker id, its own counts of steps, which must agree with the core's ledger
         self.steps: dict[str, Counter[str]] = defaultdict(Counter)
         for module_id in parts.core.modules:
             self._keep(module_id, beginning.get(module_id))
@@ -177,10 +171,8 @@ PEER_SILENCE_SECONDS = 6.0
 #: Pause between the report that learners lost each other and another attempt with the same
 #: learners. A learner that died has then left.
 _REGROUP_SECONDS = 1.0
-#: Maximum number of learners whose reasons a warning lists.
-_MOST_REASONS = 4
-#: Time between two warnings that learners cannot update together.
-_WARNING_SECONDS = 60.0
+_MOST_REASONS = 4  # maximum number of learners whose reasons a warning lists
+_WARNING_SECONDS = 60.0  # time between two warnings that learners cannot update together
 
 
 @dataclass(frozen=True, slots=True, eq=False)

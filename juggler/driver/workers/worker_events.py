@@ -457,10 +457,7 @@ class WorkerEvents:
                     parts.frozen_parts.send_next(worker)
 
     def _must_not_be_ahead(self, module_id: str, version: Version) -> None:
-        """Reject a version that no weights can have.
-
-        Requests would wait for it forever.
-        """
+        """Reject a version that no weights can have: requests would wait forever."""
         module = self._parts.core.module(module_id)
         newest = Version(module.generation, module.weights_version.update)
         if version.generation > newest.generation or version.update > newest.update + 1:

@@ -264,17 +264,12 @@ class WorkerRegistry:
 
 
 class Departures:
-    """Reports lost workers, and ends runs that need them.
-
-    Attributes:
-        last_failure: of any worker, in its own words; "": no failure.
-        last_exit: a message about the last process that ended by itself; "": none.
-        failures: by worker id, the last failure of each local worker.
-    """
+    """Reports lost workers, and ends runs that need them."""
 
     def __init__(self, parts: RunParts) -> None:
-        self.last_failure = self.last_exit = ""
-        self.failures: dict[str, attach_pb2.Failure] = {}
+        self.last_failure = ""  # of any worker, in its own words
+        self.last_exit = ""  # a message about the last process that ended by itself
+        self.failures: dict[str, attach_pb2.Failure] = {}  # by worker id, of local workers
         self._parts, self._end, self._registry = parts, parts.end, parts.registry
         self._local, self._progress = parts.local, parts.progress
         # Failures that were already shown, and the last worker with each of them.
