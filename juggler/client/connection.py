@@ -135,12 +135,8 @@ class GatewayConnection:
         """Send a batch of steps, and wait for the actions.
 
         Args:
-            agents: rows of each agent.
             continuing: environments whose episodes continue.
             idle: rewards of agents that never acted in the episode that ends in environment 0.
-
-        Raises:
-            GatewayError: the session has ended.
         """
         self._seq += 1
         steps = pb.StepBatch(seq=self._seq, agents=agents, continuing=continuing)
@@ -161,9 +157,6 @@ class GatewayConnection:
 
         Args:
             unanswered: messages to send again if the stream breaks.
-
-        Raises:
-            GatewayError: the session has ended.
         """
         while True:
             try:

@@ -93,11 +93,7 @@ def tuple_of(spaces: Sequence[Space]) -> Space:
 
 
 def as_message(space: Any) -> Space:
-    """Return a space of this module or of Gymnasium as a message.
-
-    Raises:
-        TypeError: it is not a space.
-    """
+    """Return a space of this module or of Gymnasium as a message."""
     if isinstance(space, Space):
         return space
     gymnasium = sys.modules.get("gymnasium")
@@ -114,9 +110,6 @@ def as_message(space: Any) -> Space:
 
 class Values:
     """Converts values of a space to arrays on the wire, and back.
-
-    Args:
-        space: space of one value.
 
     Raises:
         TypeError: the space has parts that cannot be sent.

@@ -32,7 +32,6 @@ def add_returns(
     """Add the returns of more episodes.
 
     Args:
-        into: returns of earlier episodes.
         agents: A names.
         returns: [L, A]; NaN where an agent did not act.
         players: [L, A] the ids of the modules that played; None: keep returns in order instead.

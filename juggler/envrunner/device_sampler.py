@@ -39,14 +39,7 @@ def why_on_host(
     module_to_env: ModuleToEnv,
     device: torch.device,
 ) -> str:
-    """Explain why steps must use the host; "": they need not.
-
-    Args:
-        env: the environments.
-        connectors: from the environments to the module.
-        module_to_env: from the module to the environments.
-        device: of the tensors that a reset returned.
-    """
+    """Explain why steps must use the host; "": they need not."""
     if holds_masks(env.single_observation_space):
         return "action masks are checked on the host"
     if not isinstance(env, AcceptedVector):
@@ -213,7 +206,6 @@ class _DeviceColumns:
 
     Args:
         like: [N, T, ...], a tree of arrays.
-        device: of the environments.
     """
 
     def __init__(self, like: Any, device: torch.device) -> None:

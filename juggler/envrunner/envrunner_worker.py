@@ -47,13 +47,7 @@ def build_stage(
     """Make the environments, and the modules that act in them.
 
     Args:
-        setup: from the driver.
-        seed: of the worker.
         env_factory: makes the environments; None: the name in `setup` does.
-        own_code: may be used in the setup.
-        frozen: weights of modules that are not trained.
-        worker_id: of the worker.
-        index: of the worker.
         report: logs a problem with the recorded data set.
     """
     with ExitStack() as undo:
@@ -105,15 +99,6 @@ def film(
     """Record an episode of the evaluated checkpoint.
 
     A problem is logged, and the evaluation still counts.
-
-    Args:
-        command: asks for the evaluation.
-        trees: weights and connectors of the checkpoint's modules.
-        setup: of the evaluator.
-        env_factory: as in `build_stage`.
-        own_code: may be used in the setup.
-        warn: logs a warning.
-        progresses: called after each step.
     """
     directory, seed, several = Path(command.video), command.seed, bool(setup.agents)
     config = replace(setup.env_runner, envs_per_runner=1, vectorize="sync", record="")
@@ -198,11 +183,7 @@ class EnvRunner(SamplingWorker):
         self._stage.remove_player(module_id)
 
     def _play(self, requests: Mapping[int, training_pb2.SampleRequest]) -> None:
-        """Play a round, and send what was recorded.
-
-        Args:
-            requests: by command id.
-        """
+        """Play a round, and send what was recorded."""
         started = time.perf_counter()
         self._deliveries.spent({"waiting": started - self._idle_since})
         self._play_round(requests)
@@ -319,9 +300,6 @@ class EnvRunner(SamplingWorker):
 
     def _use_newest(self, connector_state: bytes) -> Version:
         """Let all modules use their newest weights -> the oldest version.
-
-        Args:
-            connector_state: of an Evaluate command.
 
         Raises:
             RuntimeError: no module has a learner.

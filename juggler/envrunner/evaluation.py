@@ -37,9 +37,6 @@ class GymnasiumTurns:
 
     Args:
         env: N environments, with any autoreset mode.
-
-    Raises:
-        ValueError: the vector's metadata has no autoreset mode.
     """
 
     agents: tuple[str, ...] = (ALONE,)
@@ -161,9 +158,6 @@ class GymnasiumTurns:
         """Copy the last observations [L, ...] of ended episodes.
 
         Under SAME_STEP autoreset, a terminated episode may have no last observation: it is zeros.
-
-        Raises:
-            EnvironmentFailed: a truncated episode's observation is missing, or does not fit.
         """
         if self._autoreset is not AutoresetMode.SAME_STEP:
             found: Tree = take(to_tree(self._space, shown), over)
@@ -190,7 +184,6 @@ class Goal:
     """The mean return that an evaluation must reach.
 
     Attributes:
-        mean: the goal.
         best: the best return of an episode in training.
     """
 
@@ -222,7 +215,6 @@ class Episode(NamedTuple):
     """One whole episode that was played.
 
     Attributes:
-        env: its environment.
         number: of the episode in its environment, or among all if the episodes that begin first
             are played.
         total: undiscounted return, summed over all agents.
@@ -263,7 +255,6 @@ def whole_episodes(
         envs: N environments. A sampler that uses them must be reset afterwards.
         act: chooses the actions of a turn, for `MultiAgentEnvs.step`.
         episodes: at least 1.
-        seed: of the environments.
         watch: called after each step with the number of finished episodes and of steps so far.
         most_steps: maximum environment steps of an episode; an episode that reaches it counts with
             its rewards so far, and later steps count as another episode. 0: no limit.
@@ -293,10 +284,7 @@ class _EpisodeBooks:
     """Accounts of the running episodes of N environments with A agents.
 
     Args:
-        envs: the environments.
         limit: [N] number of the episode from which on episodes are not counted.
-        most_steps: as in `whole_episodes`.
-        first_that_begin: as in `whole_episodes`.
     """
 
     def __init__(
@@ -384,9 +372,6 @@ def _played(
 
     Args:
         ended: episodes by time.
-        episodes: their number.
-        goal: of the run.
-        agents: names of several agents.
         players: the modules that play them now.
     """
     every: list[tuple[Episode, Any]] = []  # with the modules [1, A]
@@ -425,9 +410,6 @@ def evaluate(
         episodes, seed, watch, most_steps: as in `whole_episodes`.
         goal: stop as soon as it is out of reach.
         explore: draw actions as in training, instead of taking the most likely ones.
-
-    Raises:
-        EnvironmentFailed: as `whole_episodes`.
     """
     seen = policy.connectors.observation_space
     legal = LegalActions.of(seen, env.single_action_space)
@@ -475,14 +457,9 @@ def play_whole_episodes(
 
     Args:
         envs: N environments. A sampler that uses them must be reset afterwards.
-        modules: play all agents.
         episodes, seed, watch, most_steps: as in `whole_episodes`.
-        goal: stop as soon as it is out of reach.
         line_ups: decides which modules play each episode, from the same seed; None: each module
             always plays its agents. A sampler that uses it must be reset afterwards.
-
-    Raises:
-        EnvironmentFailed: as `whole_episodes`.
     """
     from juggler.envrunner.multi_agent.line_up import Players
 

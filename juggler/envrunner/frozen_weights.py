@@ -52,8 +52,6 @@ class FrozenWeights:
         """Load received weights into a module.
 
         Args:
-            module_id: of the module.
-            digest: of the expected weights.
             policy: receives the weights, and its connectors their learned state.
 
         Raises:

@@ -106,7 +106,6 @@ class InfoWatch:
     Args:
         rows: N, environments with one agent, or agents of environments with several.
         steps: T of a fragment.
-        autoreset: of the environments.
         agents: the rows' A agents, in turn; (): numbers are not reported by agent.
     """
 
@@ -129,8 +128,6 @@ class InfoWatch:
         """Record step t of a vector of environments.
 
         Args:
-            infos: of the vector of environments.
-            t: of the fragment.
             done: [N] where an episode ended. Under SAME_STEP autoreset, its last info is separate.
         """
         self.record(infos, t, ~done if self._same_step else None)

@@ -37,17 +37,13 @@ class LearnerStreams:
     """Brings one module's weights from its learners, and batches to them.
 
     Args:
-        module_id: the module.
         index: of this EnvRunner. All learners of a group have the same weights, so EnvRunners are
             spread over the learners.
-        attachment: of this EnvRunner.
-        contact: of this EnvRunner.
         settled: called in another thread when a batch has arrived or is lost, with the module, the
             batch id, "" or the reason for its loss, and an explanation.
         reported: notes that this EnvRunner has reported, shared by the streams of all modules.
 
     Attributes:
-        module_id: as given.
         senders: by worker id of a learner, its incarnation, and the sender of batches.
         version: of the weights that the module acts with; None: its initial weights.
     """

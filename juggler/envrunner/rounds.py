@@ -73,8 +73,6 @@ class FrozenResult:
 
     Attributes:
         steps: actions of its agents whose rewards are known.
-        episode_returns: as in `TrainedResult`.
-        episode_lengths: as in `TrainedResult`.
     """
 
     steps: int = 0

@@ -38,11 +38,7 @@ from juggler.runtime.wire.trees import Tree
 
 
 class RunningEpisodes:
-    """Ids, lengths and returns so far of the running episodes.
-
-    Args:
-        rows: N, environments.
-    """
+    """Ids, lengths and returns so far of the running episodes."""
 
     def __init__(self, rows: int) -> None:
         self._ids = np.zeros(rows, np.uint64)  # [N]
@@ -115,10 +111,6 @@ class Fragment(TrainedResult):
     """T steps of each of N environments.
 
     The batch is in its own memory, so that it can be sent while the next one is sampled.
-
-    Attributes:
-        seconds: as in `PlayedRound`.
-        infos: as in `PlayedRound`.
     """
 
     batch: EpisodeBatch
@@ -460,11 +452,7 @@ class Sampler:
 
 
 def refuse_late_mask(infos: Mapping[str, Any]) -> None:
-    """Refuse action masks that come after the first reset.
-
-    Raises:
-        EnvironmentFailed: there is an action mask, which observations have no place for.
-    """
+    """Refuse action masks that come after the first reset."""
     if ACTION_MASK in infos:
         reason = "it gives an action mask in its info, but gave none at its first reset"
         raise EnvironmentFailed("one of the environments", "step", reason)

@@ -95,10 +95,6 @@ class SamplingWorker(ABC):
     """Base class of workers that sample by the driver's commands.
 
     Args:
-        attachment: to the driver.
-        inbox: has the commands.
-        contact: of this worker.
-        own_code: of the run.
         held_up_by: describes the call that a thread is in, from its innermost frame.
     """
 
@@ -168,11 +164,6 @@ class SamplingWorker(ABC):
         by_agent: bool,
     ) -> None:
         """Send each batch to its learner, and answer the other requests.
-
-        Args:
-            requests: of the round, by command id.
-            played: the round.
-            by_agent: whether each agent's returns are reported.
 
         Raises:
             NonFiniteBatch: steps of a module are lost. All requests are answered.
@@ -292,9 +283,6 @@ class Deliveries:
     """Answers each sample request with a receipt once its batch is delivered.
 
     Batches are settled in the threads of streams, while the worker continues.
-
-    Args:
-        attachment: sends the receipts.
     """
 
     def __init__(self, attachment: Attachment) -> None:
@@ -342,10 +330,7 @@ class Deliveries:
         """Answer a request without a batch.
 
         Args:
-            command_id: the request's.
-            receipt: to the request.
             dropped: the reason if its steps are lost, as in `Receipt.dropped`.
-            why: an explanation.
         """
         receipt.dropped, receipt.explanation = dropped, why
         with self._lock:
@@ -387,13 +372,7 @@ def receipt_for(request: training_pb2.SampleRequest) -> training_pb2.Receipt:
 
 
 def report_round(receipt: training_pb2.Receipt, played: PlayedRound, *, by_agent: bool) -> None:
-    """Write a round's results, other than its batches, into a receipt.
-
-    Args:
-        receipt: of one request of the round.
-        played: the round.
-        by_agent: whether each agent's returns are reported.
-    """
+    """Write a round's results, other than its batches, into a receipt."""
     receipt.env_returns.extend(played.env_returns)
     receipt.env_lengths.extend(played.env_lengths)
     receipt.infos.extend(to_info_messages(played.infos))

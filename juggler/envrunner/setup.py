@@ -19,8 +19,6 @@ class ActingSetup:
     """Setup of one module that an EnvRunner acts with.
 
     Attributes:
-        module: what the module is built from.
-        connectors: the table `connectors` of a configuration.
         algorithm: the name of the algorithm that learns from its steps, for messages.
         off_policy: the algorithm can learn from another policy's steps.
         row_age: maximum number of updates that the weights of a row's first step may be behind the

@@ -79,15 +79,7 @@ class Stage(ABC):
 
     @abstractmethod
     def play(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
-        """Play fragment_steps steps of each environment.
-
-        Args:
-            recorded: ids of the modules whose steps are recorded.
-            versions: of each module's weights.
-
-        Raises:
-            EnvironmentFailed: an environment failed.
-        """
+        """Play fragment_steps steps of each environment."""
 
     def assign(self, line_ups: Iterable[training_pb2.LineUp]) -> None:
         """Play these line-ups of a league in the episodes that begin next.
@@ -106,11 +98,7 @@ class Stage(ABC):
         refuse_league()
 
     def remove_player(self, module_id: str) -> None:
-        """Remove a module once no running episode has it.
-
-        Raises:
-            ValueError: there is no league.
-        """
+        """Remove a module once no running episode has it."""
         refuse_league()
 
     @abstractmethod
@@ -150,10 +138,6 @@ class ActingParts:
     Attributes:
         connectors: from the environments to the module.
         module_to_env: from the module to the environments.
-        module: the module.
-        observation_space: the environments'.
-        action_space: the environments'.
-        exploration_exponents: as in `ActingSetup`.
     """
 
     connectors: EnvToModule
@@ -171,14 +155,7 @@ class ActingParts:
         action_space: Space[Any],
         own_code: UserCode,
     ) -> ActingParts:
-        """Build the parts that act.
-
-        Args:
-            setup: what they are built from.
-            observation_space: the environments'.
-            action_space: the environments'.
-            own_code: may be used in the setup.
-        """
+        """Build the parts that act."""
         connectors, module_to_env = build_runner_pipelines(
             ConnectorsConfig.parse(setup.connectors),
             observation_space,
@@ -217,9 +194,6 @@ class ActingParts:
         """Report a module to the driver: batches of N x T steps.
 
         Args:
-            module_id: of the module.
-            rows: N.
-            steps: T.
             critic_space: of "critic_observations" in its batches; None: no such column.
         """
         ready = training_pb2.Ready.Module(
@@ -243,14 +217,7 @@ def refuse_league() -> NoReturn:
 
 
 class SingleAgentStage(Stage):
-    """A vector of environments with one agent each.
-
-    Args:
-        setup: names one module.
-        env: N environments.
-        seed: of this worker.
-        own_code: may be used in the setup.
-    """
+    """A vector of environments with one agent each."""
 
     def __init__(
         self,

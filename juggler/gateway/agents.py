@@ -29,12 +29,9 @@ class ModuleAssignment:
             agent each.
         mapping: name of the function that draws line-ups; "": they are drawn uniformly.
         league: the driver assigns line-ups; the table has every agent, and no pattern.
-        own: a script's functions, by name.
-        seed: seed of the line-ups.
         remote_only: what refuses simulators that act by themselves; "": only runs with a table.
 
     Attributes:
-        table: as given.
         league: hands out the driver's line-ups; None: no league.
         players: ids of the league's modules that may play now.
         draws: several modules may play an agent.
@@ -64,11 +61,7 @@ class ModuleAssignment:
         self._seated = 0  # environments of all sessions so far
 
     def cast(self, hello: pb.Hello) -> list[tuple[str, ...]]:
-        """Return the players that may act for each agent, in order.
-
-        Raises:
-            SessionError: an agent has no module, a wrong name, or asks for another module.
-        """
+        """Return the players that may act for each agent, in order."""
         if self._remote_only and hello.mode != pb.REMOTE_INFERENCE:
             raise SessionError(
                 Code.NOT_SERVED,
@@ -101,13 +94,7 @@ class ModuleAssignment:
     def episodes(
         self, names: Sequence[str], cast: Sequence[Sequence[str]], count: int
     ) -> SharedEpisodes:
-        """Make the episodes of a new session, with their line-ups.
-
-        Args:
-            names: names of its agents.
-            cast: result of `cast`.
-            count: number of environments.
-        """
+        """Make the episodes of a new session, with their line-ups."""
         played_by = {
             name: [module_of(each) for each in players]
             for name, players in zip(names, cast, strict=True)

@@ -16,11 +16,6 @@ from juggler.runtime.wrong_value import points_of
 class Curriculum:
     """Chooses the seeds of sessions, and the parameters of new episodes.
 
-    Args:
-        seed: seed of the gateway.
-        parameters: the key `simulator_parameters`.
-        steps: number of steps that the run has trained on.
-
     Attributes:
         own: ordered addresses that are each reserved for one simulator.
         parameters: current numbers, by name.
@@ -62,9 +57,6 @@ class Curriculum:
 
     def news_for(self, session: GatewaySession) -> bytes:
         """Return changed parameters for a session, as fields of an ActionBatch.
-
-        Args:
-            session: the session that gets the answer.
 
         Returns:
             Serialized fields; b"": the session has the current parameters.

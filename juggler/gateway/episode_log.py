@@ -23,7 +23,6 @@ class EpisodeLog:
 
     Args:
         policy: turns chosen actions into the environments' actions.
-        action_space: space of the environments' actions.
         take: called with each episode when it ends.
     """
 
@@ -79,7 +78,6 @@ class EpisodeLog:
         """Add L steps in which a simulator acted by itself.
 
         Args:
-            place: place of the environment.
             observations: [L + 1, ...] before each step, and after the last one.
             actions: [L, ...] chosen actions.
             rewards: [L]

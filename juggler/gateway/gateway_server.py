@@ -52,15 +52,10 @@ class GatewayServer:
     starts a turn when something is due and no message comes.
 
     Args:
-        transport: carries messages from and to simulators.
         work: source of weights and of requests for samples.
-        settings: settings of the gateway.
-        failed: called with the error that ended the gateway.
         busy: a context around all code that may hang.
 
     Attributes:
-        manager: opens and closes the sessions.
-        seconds: time spent, by activity.
         counted: numbers of inferences, of their rows and of their batches of steps, and total
             seconds that these batches waited.
     """

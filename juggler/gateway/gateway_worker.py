@@ -588,19 +588,12 @@ class ServedPlayer(ModulePlayer):
 
     Args:
         module_id: id of the module; `random` draws its actions.
-        interface: interface of its agents.
         setup: setup of the module; None: of `random`.
         streams: streams to and from the module's learners; None: it is not trained.
-        seed: seed of its noise.
         rows: rows of a batch, one for each of its agents in each environment.
-        steps: T.
-        own_code: a script's code that the setup may use.
-        frozen: weights of modules that are not trained.
         episodes: the data set for recorded episodes; None: they are not recorded.
 
     Attributes:
-        module_id: as given.
-        streams: as given.
         most_rows: maximum rows of a batch.
         has_weights: weights of a learner have arrived.
 
@@ -652,9 +645,6 @@ class ServedPlayer(ModulePlayer):
 
         Args:
             tree: the module's part of the checkpoint; None: the module is not trained.
-
-        Raises:
-            ValueError: the tree is missing, or does not fit the module.
         """
         if tree is None and self.streams is not None:
             raise ValueError(f"the checkpoint to play has no weights of module {self.module_id!r}")

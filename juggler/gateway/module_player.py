@@ -38,15 +38,10 @@ class ModulePlayer(PacedSlots):
     A row begins only when samples are requested: until then, steps wait.
 
     Args:
-        interface: interface of the simulators' agents.
-        policy: chooses the actions, and has connectors.
         steps: T.
         row_age: as in `PacedSlots`. A single step that takes this long is not trained on.
 
     Attributes:
-        interface: as given.
-        policy: as given.
-        row_age: as given.
         version: version of the policy's weights.
         waiting: shares without actions.
         episode_log: gets every step; None: episodes are not recorded.
@@ -149,7 +144,6 @@ class ModulePlayer(PacedSlots):
         """Convert observations [B, ...] of simulators for batches.
 
         Args:
-            shown: [B, ...] the simulators' observations.
             live: returns [B], the observations that connectors learn from.
         """
         observations: Tree = self._connectors.watch(shown)
@@ -164,7 +158,6 @@ class ModulePlayer(PacedSlots):
         """Record the results of the last actions.
 
         Args:
-            shares: shares of different environments.
             slots: [B] the places of their rows, in order.
             observations: [B, ...] after the actions, as batches have them.
         """

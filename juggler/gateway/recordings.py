@@ -49,8 +49,6 @@ class Recording:
     """L steps of one environment, within one episode.
 
     Attributes:
-        session: session of the simulator.
-        seq: number of the message.
         environment: its number in the session.
         observations: a tree [L + 1, ...], as in batches.
         actions: a tree [L, ...], as in batches.
@@ -116,11 +114,7 @@ class RecordingReader:
         self._counts = not any(isinstance(space, spaces.Box) for _, space in self._leaves)
 
     def read(self, session: GatewaySession, message: pb.Recording) -> Recording:
-        """Read and check a recording.
-
-        Raises:
-            SessionError: the recording is not valid.
-        """
+        """Read and check a recording."""
         try:
             self._check_place(session, message)
             return self._read(session, message)
@@ -259,9 +253,6 @@ class LocalInference:
     A part of `GatewayServer`, used within its `at_work`.
 
     Args:
-        manager: opens and closes the sessions.
-        player: has the rows to fill, and the policy.
-        curriculum: parameters of episodes.
         wake: requests a turn soon; any thread may call it.
 
     Attributes:
@@ -293,11 +284,7 @@ class LocalInference:
     # -- messages of sessions ---------------------------------------------------------------------
 
     def recording(self, session: GatewaySession, message: pb.Recording) -> None:
-        """Check and queue a recording.
-
-        Raises:
-            SessionError: the recording is not valid, or does not fit this session.
-        """
+        """Check and queue a recording."""
         session.must_be(pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
         if session.repeats(message.seq):
             return
@@ -337,11 +324,7 @@ class LocalInference:
             self._announce(session)
 
     def policy(self, session: GatewaySession, request: pb.PolicyRequest) -> None:
-        """Queue a session's request for a policy, and start the export.
-
-        Raises:
-            SessionError: its mode has no policies, or the run has no policy of this name.
-        """
+        """Queue a session's request for a policy, and start the export."""
         session.must_be(pb.LOCAL_INFERENCE)
         if request.policy not in ("", DEFAULT_MODULE):
             text = f"the policy {request.policy[:64]!r} is asked for, and this run has"
@@ -407,11 +390,7 @@ class LocalInference:
         session.stream.send(pb.ToSimulator(new_policy=news).SerializeToString())
 
     def _must_be_known(self, recording: Recording) -> None:
-        """Check that its weights were sent from here, and are in order.
-
-        Raises:
-            SessionError: they were not, or are out of order.
-        """
+        """Check that its weights were sent from here, and are in order."""
         version, versions = recording.version, recording.session.alone.versions
         if version is None:
             return
@@ -429,11 +408,7 @@ class LocalInference:
     # -- rows of recordings -----------------------------------------------------------------------
 
     def _use_waiting(self, wanted: int) -> list[Recording]:
-        """Make rows of waiting recordings; return the used recordings.
-
-        Args:
-            wanted: number of rows that may begin.
-        """
+        """Make rows of waiting recordings; return the used recordings."""
         done: list[Recording] = []
         later: deque[Recording] = deque()
         full: set[int] = set()  # places with a recording that waits
@@ -565,11 +540,6 @@ class Publisher:
 
     Models of other versions have the same graph with other weights.
 
-    Args:
-        policy: the policy to export.
-        observation_space: the simulators' observation space.
-        action_space: the simulators' action space.
-
     Attributes:
         failure: why the export failed; "": it has not failed.
     """
@@ -623,11 +593,7 @@ class Publisher:
         return version in self._given
 
     def chunks(self, version: Version) -> Iterator[pb.ToSimulator]:
-        """Yield messages with the current policy.
-
-        Args:
-            version: version of its weights.
-        """
+        """Yield messages with the current policy."""
         if self._model is None or self._model[0] != version:
             self._model = version, self._with_weights()
         model = self._model[1]

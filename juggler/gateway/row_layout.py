@@ -39,9 +39,6 @@ class Leaf:
 class SpaceLayout:
     """The arrays of a space on the wire.
 
-    Args:
-        space: space of observations or actions.
-
     Raises:
         UnsupportedSpace: it cannot be sent as arrays.
     """
@@ -53,11 +50,6 @@ class SpaceLayout:
 
     def raw(self, tensors: Sequence[pb.NamedTensor], rows: int, what: str) -> list[bytes]:
         """Return the bytes of each leaf, in order.
-
-        Args:
-            tensors: from the network.
-            rows: required number of rows.
-            what: their name in error messages.
 
         Raises:
             SessionError: an array is missing, unknown, or does not fit the space.
@@ -111,15 +103,8 @@ class SpaceLayout:
 class AgentInterface:
     """The observations and actions of agents with equal spaces.
 
-    Args:
-        observation_space: space of one agent's observations.
-        action_space: space of one agent's actions.
-
     Attributes:
-        spaces: the spaces of observations and of actions.
         messages: the same as messages, which differ wherever the spaces do.
-        observations: arrays of the observations.
-        actions: arrays of the actions.
         nothing: [1, ...] placeholder of a missing observation.
 
     Raises:
@@ -142,7 +127,6 @@ class AgentInterface:
         """Return the first unusable row and its error, or None.
 
         Args:
-            observations: a tree of arrays.
             masks: whether each action mask must allow an action.
         """
         for path, array in flatten(observations):
@@ -170,11 +154,7 @@ def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None
     """Check that rewards are small enough for a learner to square returns.
 
     Args:
-        rewards: from the network.
         whose: returns the origin of a reward for messages, by its index.
-
-    Raises:
-        SessionError: a reward is too large, or no number.
     """
     if sum(map(abs, rewards)) <= MOST_REWARD:  # false with a NaN
         return
@@ -194,13 +174,8 @@ def read_infos(
     """Return numbers [count, K] of rows or steps; None: no numbers.
 
     Args:
-        given: from the network.
         count: number of rows or steps.
         names: K, number of `info_names` of the hello.
-        what: "rows" or "steps".
-
-    Raises:
-        SessionError: the number of numbers is wrong.
     """
     if not given:
         return None

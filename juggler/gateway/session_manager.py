@@ -85,14 +85,10 @@ class GatewaySettings:
     Attributes:
         max_batch: maximum rows of one inference; a batch of steps of one simulator stays whole.
         max_wait: seconds that a step waits for other steps, for a common inference.
-        run_id: id of the run, for simulators.
         fragment_steps: T.
         resume_seconds: how long a session waits for a simulator that vanished.
         refuses_logged: why data of other policies is refused; "": it is accepted.
-        casting: assigns modules to agents.
         rows: rows of a batch, for each agent of its module; 0: do not report too few rows.
-        curriculum: seeds and parameters of episodes.
-        evaluates: the run has evaluations.
     """
 
     max_batch: int
@@ -110,13 +106,7 @@ class GatewaySettings:
 class SessionManager:
     """Opens sessions for simulators, and closes them.
 
-    Args:
-        work: makes players, and requests samples.
-        settings: settings of the gateway.
-        counts: counts of events, by name.
-
     Attributes:
-        sessions: all sessions.
         guests: logs simulators that connect and leave.
         evaluations: lets evaluations play some of the episodes.
         players: players by key, each made when a simulator has reported its spaces.
@@ -148,11 +138,7 @@ class SessionManager:
         return None if self._casting.table else self.players.get(DEFAULT_MODULE)
 
     def hello(self, stream: GatewayStream, hello: pb.Hello) -> None:
-        """Begin or resume a session.
-
-        Raises:
-            SessionError: the hello is refused.
-        """
+        """Begin or resume a session."""
         check_hello(hello, self._casting.table)
         cast = self._casting.cast(hello)
         if hello.mode == pb.LOGGED_DATA and self._settings.refuses_logged:
@@ -272,9 +258,6 @@ class SessionManager:
         """Close sessions of vanished simulators to make room for a new one.
 
         Otherwise a simulator that keeps crashing would fill the gateway.
-
-        Raises:
-            SessionError: other sessions leave no room for it.
         """
         more, gone = load_of(hello), self.sessions.vanished()
         if error := no_room(more, self._load - load_of(*(each.hello for each in gone))):
@@ -283,11 +266,7 @@ class SessionManager:
             self.lose(gone.pop(0))
 
     def _read(self, given: pb.Agent) -> AgentInterface:
-        """Read the spaces that all agents of a player have.
-
-        Raises:
-            SessionError: policies do not support the spaces.
-        """
+        """Read the spaces that all agents of a player have."""
         observed, acted = (read_space(given, name) for name in _SPACES)
         try:
             return fitting(observed, acted, self._settings.fragment_steps)
@@ -295,11 +274,7 @@ class SessionManager:
             raise SessionError(Code.WRONG_SPACES, f"{whose(given)}{error}") from error
 
     def _must_have(self, key: str, interface: AgentInterface, given: pb.Agent) -> None:
-        """Check that an agent has the spaces of a player's earlier agents.
-
-        Raises:
-            SessionError: a space differs.
-        """
+        """Check that an agent has the spaces of a player's earlier agents."""
         for name, our, ours in zip(_SPACES, interface.messages, interface.spaces, strict=True):
             if our == getattr(given, name):
                 continue
@@ -367,11 +342,7 @@ class SessionManager:
     # -- episodes ---------------------------------------------------------------------------------
 
     def shares(self, batch: StepMessage) -> list[PlayerRows]:
-        """Book a batch of steps, and split its rows among players.
-
-        Raises:
-            SessionError: an episode gets no line-up.
-        """
+        """Book a batch of steps, and split its rows among players."""
         episodes = batch.session.episodes
         if episodes is None or not episodes.drawn:
             self._book(batch)
@@ -422,13 +393,7 @@ class SessionManager:
             session.infos.see(batch.parts, over)
 
     def _add_ended(self, episodes: SharedEpisodes, booked: BookedBatch, trained: Any) -> None:
-        """Add ended episodes to the results of training.
-
-        Args:
-            episodes: of their session.
-            booked: results of the episodes.
-            trained: index of the episodes that count.
-        """
+        """Add ended episodes to the results of training."""
         returns, lengths = booked.env_returns[trained], booked.env_lengths[trained]
         self.env_ended += zip(returns.tolist(), lengths.tolist(), strict=True)
         forget_oldest(self.env_ended)
@@ -482,11 +447,7 @@ def fitting(observation_space: Space[Any], action_space: Space[Any], steps: int)
 
 
 def read_space(agent: pb.Agent, name: str) -> Space[Any]:
-    """Read a space of an agent.
-
-    Raises:
-        SessionError: it is not a valid space.
-    """
+    """Read a space of an agent."""
     try:
         return space_from_message(getattr(agent, name))
     except (WireError, UnsupportedSpace) as error:
@@ -494,14 +455,7 @@ def read_space(agent: pb.Agent, name: str) -> Space[Any]:
 
 
 def difference(one: Space[Any], other: Space[Any], its_name: str, other_name: str) -> str:
-    """Describe how two spaces differ.
-
-    Args:
-        one: a space.
-        other: the expected space.
-        its_name: name of the first.
-        other_name: name of the second.
-    """
+    """Describe how two spaces differ."""
     if type(one) is type(other) and isinstance(one, spaces.Dict | spaces.Tuple):
         its, others = _parts(one), _parts(other)
         if list(its) != list(others):
@@ -624,11 +578,7 @@ class ConnectionLog:
     """Logs simulators that connect and leave, in few lines.
 
     Args:
-        sessions: the open sessions.
-        report_line: reports a line, as `GatewayWork.report_line` does.
         rows: maximum number of environments that fit a batch; 0: no maximum.
-        evaluates: the run has evaluations.
-        clock: returns seconds.
     """
 
     def __init__(

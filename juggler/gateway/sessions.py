@@ -46,14 +46,10 @@ class SessionAgent:
     """One agent of a simulator, in each of its N environments.
 
     Args:
-        index: its index in the hello.
         name: its id; "": the simulator has one agent.
         seats: [N] its places in each player that may act for it, by player.
-        interface: its spaces.
 
     Attributes:
-        interface: as given.
-        seats: as given, as arrays.
         player: the first of these players; all have the same spaces.
         places: [N] its places in this player.
         everyone: numbers of all environments, in order.
@@ -128,18 +124,11 @@ class GatewaySession:
     """A session of one simulator.
 
     Args:
-        agents: agents in each of its environments.
-        hello: its first message.
-        stream: its connection.
         episodes: episodes of its environments, with their players; None: it has one agent.
         infos: numbers of its steps; None: no numbers.
 
     Attributes:
-        hello: as given.
-        id: id for logs.
         token: token with which its simulator resumes it.
-        mode: whether the gateway acts.
-        environments: N.
         batches_in_flight: maximum batches of steps, or recordings, without an answer.
         has_policy: version of the policy that it got last; None: it has requested no policy.
         wants_news: the next version must be announced to it.
@@ -183,11 +172,7 @@ class GatewaySession:
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
     def must_be(self, *modes: pb.Mode) -> None:
-        """Check the mode of this session.
-
-        Raises:
-            SessionError: a message is for another mode.
-        """
+        """Check the mode of this session."""
         if self.mode not in modes:
             names = one_of(pb.Mode.Name(mode) for mode in modes)
             text = f"a message of the mode {names}: this session is {pb.Mode.Name(self.mode)}"
@@ -253,7 +238,6 @@ class Sessions:
 
     Attributes:
         by_id: open sessions, whether or not their simulators are connected.
-        resume_seconds: as given.
     """
 
     def __init__(self, resume_seconds: float) -> None:
@@ -313,11 +297,7 @@ def check_hello(hello: pb.Hello, known: Collection[str]) -> None:
     """Check the parts of a hello other than spaces.
 
     Args:
-        hello: of a new or a resumed session.
         known: names of the run's agents, in this session or in another one.
-
-    Raises:
-        SessionError: the hello is refused.
     """
     if not hello.protocol_min <= PROTOCOL_MAX or not hello.protocol_max >= PROTOCOL_MIN:
         raise SessionError(
@@ -410,7 +390,6 @@ class SharedEpisodes:
         numbers: numbers of the N environments among the environments of all sessions.
 
     Attributes:
-        names: names of the agents.
         drawn: line-ups are drawn.
     """
 
@@ -439,7 +418,6 @@ class SharedEpisodes:
         """Return environments whose episodes end, and whose next episodes begin.
 
         Args:
-            parts: rows of different agents.
             continuing: environments whose episodes continue with the agents that act next, even if
                 all earlier agents have ended.
 
@@ -485,8 +463,6 @@ class SharedEpisodes:
         step.
 
         Args:
-            parts: rows of different agents.
-            over: as `follow` returned it.
             idle: by environment, rewards of agents that never acted in an ended episode.
         """
         stepped: set[int] = set()
@@ -527,11 +503,7 @@ class SharedEpisodes:
         """Draw line-ups for new episodes in environments [K].
 
         Args:
-            environments: the K environments.
             evaluated: environments among them that play for an evaluation.
-
-        Raises:
-            LineUpError: an environment gets no line-up.
         """
         assert self._line_ups is not None
         began = np.array(environments, np.intp)
@@ -585,12 +557,7 @@ class SessionInfos:
         self._numbers = self._start.copy()
 
     def see(self, parts: Iterable[AgentSteps], over: Sequence[int]) -> None:
-        """Add the numbers of a batch of steps.
-
-        Args:
-            parts: rows of different agents.
-            over: environments whose episodes end.
-        """
+        """Add the numbers of a batch of steps."""
         for part in parts:
             if part.infos is not None and part.rewarded:
                 rows = [part.environments[at] for at in part.rewarded]  # [R]
@@ -603,10 +570,7 @@ class SessionInfos:
         """Add the numbers of the L steps of a recording.
 
         Args:
-            environment: its number.
             infos: [L, K]; None: no numbers.
-            starts: the first step begins an episode.
-            ends: the last step ended it.
         """
         if starts:
             self._end([environment])  # the previous episode
@@ -647,8 +611,6 @@ class AgentSteps:
     Most columns are lists, because arrays are built for the rows of many sessions at once.
 
     Attributes:
-        agent: the agent.
-        batch: the batch that they came in.
         environments: [R] their numbers in the session.
         rewards: [R]
         rewarded: indices of rows whose reward follows an action, if the session counts episodes or
@@ -708,8 +670,6 @@ class StepMessage:
     """A batch of steps of a session's agents, from one message.
 
     Attributes:
-        session: session of the simulator.
-        seq: number of the message.
         parts: rows of different agents.
         over: environments whose episodes end.
         idle: by environment, rewards of agents that never acted in an ended episode.

@@ -23,16 +23,12 @@ class GreedyEpisodes:
     Args:
         actors: the policies and connectors of the checkpoint, by player; a player that comes later
             is added.
-        episodes: number of episodes.
         most_steps: maximum steps of an episode, which then counts with its return so far; 0: no
             limit.
         goal: the evaluation ends once it is out of reach; None: no goal.
         everywhere: play in all environments, instead of half of them.
 
     Attributes:
-        actors: as given.
-        most_steps: as given.
-        everywhere: as given.
         returns: undiscounted returns of the episodes so far.
         lengths: their numbers of steps.
         agent_returns: returns of each of several agents in them.
@@ -80,10 +76,6 @@ class Evaluations:
     """Lets evaluations play some of the episodes of simulators.
 
     All agents of an environment play an episode for the same purpose.
-
-    Args:
-        players: players by key.
-        sessions: open sessions by id.
 
     Attributes:
         running: the evaluation; None: there is none.

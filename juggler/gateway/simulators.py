@@ -39,9 +39,6 @@ class _Copy:
     """A copy of the simulator.
 
     Attributes:
-        name: name for logs.
-        starts: number of its starts.
-        pid: id of its process.
         seen: last number sent and whether an answer is due, by session id.
         silent: seconds since it last sent or awaited a message.
         made_by: pid of the process that began each of its sessions, by session id.
@@ -61,11 +58,8 @@ class Simulators:
     Each copy dials its own address, which identifies its sessions.
 
     Args:
-        command: the key `simulator`.
-        addresses: addresses of the copies.
         first: number of the first copy in the run.
         logs: directory for their output; "": they share this process's output.
-        token: token that they must send.
         deadline: seconds without a message after which a copy counts as hanging.
         report: called with lines for the log, in any thread.
         failed: called with the error of a copy that keeps ending.
@@ -110,9 +104,6 @@ class Simulators:
         """Kill copies that hang; return sessions of copies that have ended.
 
         Called in each turn of the gateway.
-
-        Args:
-            sessions: sessions of the gateway.
         """
         # At once, as a copy may end soon after its first step.
         for session in sessions:

@@ -38,8 +38,6 @@ class StandaloneGateway:
         report: called with each line for people.
 
     Attributes:
-        server: the gateway.
-        report: as given.
         over: set once the gateway may end.
         failure: an error that ended it.
     """
@@ -124,18 +122,11 @@ def evaluate_with_copies(
     """Play the first episodes that copies of a simulator begin, without exploration.
 
     Args:
-        config: has the command, and the number of copies.
-        agents: the run's table.
         mapping: name of the function that draws line-ups; "": none.
         parts_of: builds the checkpoint's modules.
-        episodes: at least 1.
-        seed: of the episodes.
         steps_trained: decides about scheduled parameters of episodes.
         report: called with warnings, and with the ends of copies, in any thread.
         watch: called now and then with the number of finished episodes and of steps so far.
-
-    Raises:
-        SimulatorFailed: a copy keeps ending.
     """
     curriculum = Curriculum(seed, config.simulator_parameters, steps_trained)
     settings = GatewaySettings(

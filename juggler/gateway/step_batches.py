@@ -25,8 +25,6 @@ class PlayerRows:
     """The rows of an agent that belong to one player.
 
     Attributes:
-        steps: all rows of the agent.
-        player: key of the player.
         rows: [S] indices of its rows; None: all rows, in order.
         slots: [S] their places in the player.
         rewards: [S] of the last actions.
@@ -69,13 +67,7 @@ class PlayerRows:
         return [self.begin + at for at in range(len(self.slots)) if at not in out]
 
     def answer(self, actions: list[bytes], layout: SpaceLayout, version: Version) -> bool:
-        """Set actions of its acting rows; return whether all rows have theirs.
-
-        Args:
-            actions: bytes of each leaf.
-            layout: layout of the leaves.
-            version: version of the weights that chose them.
-        """
+        """Set actions of its acting rows; return whether all rows have theirs."""
         steps = self.steps
         steps.due -= 1
         if len(self.acting):
@@ -96,15 +88,7 @@ class PlayerRows:
 
 
 def read_steps(session: GatewaySession, message: pb.StepBatch) -> StepMessage:
-    """Read and check a batch of steps.
-
-    Args:
-        session: the sender's session.
-        message: from the network.
-
-    Raises:
-        SessionError: the batch is not valid.
-    """
+    """Read and check a batch of steps."""
     batch = StepMessage(session, message.seq)
     try:
         _check_agents(session, message.agents)
@@ -195,12 +179,7 @@ def _early(
 def read_observations(
     interface: AgentInterface, arrivals: Sequence[AgentSteps]
 ) -> tuple[Tree, list[tuple[AgentSteps, SessionError]]]:
-    """Return observations [B, ...] of all rows, and refused steps.
-
-    Args:
-        interface: interface of their agents.
-        arrivals: rows of different agents or sessions.
-    """
+    """Return observations [B, ...] of all rows, and refused steps."""
     count = sum(steps.rows for steps in arrivals)
     shown = interface.observations.tree([steps.raw for steps in arrivals], count)  # [B, ...]
     begin = 0
@@ -246,7 +225,6 @@ def split(part: AgentSteps, before: Sequence[str], after: Sequence[str]) -> list
     belongs to the player of the new episode.
 
     Args:
-        part: R rows.
         before: [R] players of the last actions.
         after: [R] players that act next.
     """
@@ -288,11 +266,7 @@ def split(part: AgentSteps, before: Sequence[str], after: Sequence[str]) -> list
 
 
 def _environments_of(session: GatewaySession, given: Sequence[int]) -> list[int]:
-    """Return the environments that a message names.
-
-    Raises:
-        SessionError: the session has no such environments, or one is named twice.
-    """
+    """Return the environments that a message names."""
     known = session.environments
     named = list(given[: known + 1])  # more are always wrong
     if named and (max(named) >= known or len(set(named)) != len(named)):
@@ -374,7 +348,6 @@ def action_batch(seq: int, parts: Sequence[bytes], more: bytes) -> bytes:
     """Write a ToSimulator with an ActionBatch.
 
     Args:
-        seq: number of the batch of steps.
         parts: parts of its agents, as `Answers.part` writes them.
         more: serialized further fields of the ActionBatch.
     """
@@ -383,12 +356,7 @@ def action_batch(seq: int, parts: Sequence[bytes], more: bytes) -> bytes:
 
 
 class Answers:
-    """Writes the actions of a policy.
-
-    Args:
-        layout: layout of the actions.
-        policy: name of the policy.
-    """
+    """Writes the actions of a policy."""
 
     def __init__(self, layout: SpaceLayout, policy: str) -> None:
         self._leaves, self._policy = layout.leaves, policy
@@ -400,10 +368,8 @@ class Answers:
         """Write one agent's part of an ActionBatch.
 
         Args:
-            agent: its index in the session.
             rows: R.
             data: bytes of each leaf, R rows.
-            version: version of the weights that acted.
         """
         if version != self._version:
             self._version, self._beginnings = version, {}

@@ -83,13 +83,10 @@ class GatewayStream:
     """A stream of a simulator, used within `Listener.at_work`.
 
     Args:
-        call: the call of gRPC's core.
-        transport: the transport that it belongs to.
         dialed: address that the other end dialed, as reported by it.
 
     Attributes:
         peer: address of the other end, in gRPC's format.
-        dialed: as given.
         session: the stream's session, set by the listener.
     """
 
@@ -199,8 +196,6 @@ class Transport:
         """Listen, and return the bound address.
 
         Args:
-            listener: handles events of streams, in threads of the transport.
-            address: "host:port".
             tls: files of this host; None: connections are plain.
             insecure: listen beyond loopback even without TLS or without a token.
 
@@ -241,11 +236,7 @@ class Transport:
         self._server.destroy()
 
     def start_batch(self, call: Any, then: Callable[[Any], None], *operations: Any) -> None:
-        """Start operations; their event is passed to `then`.
-
-        Raises:
-            RuntimeError: the core refuses them.
-        """
+        """Start operations; their event is passed to `then`."""
         error = call.start_server_batch(operations, then)
         if error:
             raise RuntimeError(f"gRPC does not take {operations}: error {error}")

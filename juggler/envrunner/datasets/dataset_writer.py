@@ -46,11 +46,7 @@ OVERHEAD_BYTES = 256
 
 @dataclass(slots=True)
 class _Running:
-    """The steps of an episode so far.
-
-    Attributes:
-        step_bytes: size of one step.
-    """
+    """The steps of an episode so far."""
 
     step_bytes: int
     observations: list[Tree] = field(default_factory=list)
@@ -81,10 +77,8 @@ class EpisodesUnderWay:
         """Add a step. Nothing else may write to its arrays.
 
         Args:
-            place: of the episode.
             observation: [...] that the step was taken from.
             action: [...]
-            reward: of the step.
         """
         self._add(place, observation, action, reward)
         if self._bytes > MOST_BYTES:
@@ -94,7 +88,6 @@ class EpisodesUnderWay:
         """End the episode at a place, if it has steps.
 
         Args:
-            place: of the episode.
             observation: [...] after its last step; None: unknown, which only a terminated
                 episode allows.
             terminated: the environment ended it; otherwise it was cut off.
@@ -145,7 +138,6 @@ class EpisodeRecorder(VectorWrapper):
     """A vector of environments that records whole episodes while they are played.
 
     Args:
-        env: N environments, with any autoreset mode.
         take: called with each episode when it ends.
         shares: [N] number of episodes to record per environment; None: all.
     """
@@ -233,11 +225,7 @@ _OVERHEAD_BYTES = 1 << 16
 
 
 class DatasetWriter:
-    """Adds episodes to a data set; made by `writing`.
-
-    Attributes:
-        nbytes: of its files so far.
-    """
+    """Adds episodes to a data set; made by `writing`."""
 
     def __init__(
         self,
@@ -254,9 +242,6 @@ class DatasetWriter:
         """Write episodes to the disk.
 
         Many at once take half as long as one by one.
-
-        Raises:
-            DatasetError: the disk refuses them.
         """
         with _refusals(self._place):
             _reserve(Path(self._storage.data_path, _EPISODES), episodes)
@@ -294,8 +279,6 @@ def writing(
     Args:
         place: its directory, which must not exist.
         dataset_id: its name in Minari, such as "juggler/cartpole-v0".
-        observation_space: of the environment.
-        action_space: of the environment.
         env_spec: of the environment, if Gymnasium can make it again.
         about: more of Minari's metadata, such as "algorithm_name".
 
@@ -396,9 +379,6 @@ def _reserve(file: Path, episodes: Sequence[RecordedEpisode]) -> None:
     """Reserve disk space for episodes.
 
     HDF5 crashes if the disk fills up while it writes. Closing the file releases unused space.
-
-    Raises:
-        OSError: there is no room.
     """
     numbers = sum(2 * each.nbytes + 16 * len(each) for each in episodes)
     with file.open("r+b") as opened:
@@ -441,10 +421,6 @@ def spec_of(config: EnvRunnerConfig, factory: Callable[..., Any] | None) -> EnvS
     """Return Gymnasium's spec that makes an environment again.
 
     Its id is the value of `env`. None: the environment has no name, or its spec is not JSON.
-
-    Args:
-        config: names the environment.
-        factory: makes the environments; None: the name does.
     """
     if config.gateway or config.is_elsewhere or config.env_wrappers:
         return None
@@ -507,15 +483,7 @@ class SampledEpisodes:
     A failed write ends the recording, but not the run.
 
     Args:
-        config: has the directory and the limit of the recording.
-        worker: the EnvRunner's name.
-        observation_space: of the environments.
-        action_space: of the environments.
         env_spec: of the environments, if Gymnasium can make them again.
-        report: logs why the recording has ended.
-
-    Raises:
-        DatasetError: as `must_be_recordable`.
     """
 
     def __init__(
@@ -612,12 +580,7 @@ class SampledEpisodes:
 
 
 class RecordedWhilePlayed(EpisodeRecorder):
-    """A vector of environments that writes whole episodes while they are played.
-
-    Args:
-        env: N environments, with any autoreset mode.
-        episodes: receives the episodes.
-    """
+    """A vector of environments that writes whole episodes while they are played."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], episodes: SampledEpisodes) -> None:
         super().__init__(env, episodes.add)

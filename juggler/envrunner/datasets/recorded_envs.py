@@ -21,10 +21,6 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
     `actions` are the recorded actions for the observations of the last `reset` or `step`. Each
     pass over the episodes is in a random order. An environment that ends an episode takes the next.
 
-    Args:
-        dataset: the episodes.
-        num_envs: N.
-
     Attributes:
         actions: a tree of arrays [N, ...], as recorded; new at each step.
     """
@@ -47,11 +43,7 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin the next episodes where options["reset_mask"] [N] is true, or everywhere.
-
-        Raises:
-            EnvironmentFailed: an episode is damaged.
-        """
+        """Begin the next episodes where options["reset_mask"] [N] is true, or everywhere."""
         if isinstance(seed, int):
             self._generator, self._order = np.random.default_rng(seed), []
         if options and "reset_mask" in options:

@@ -64,10 +64,7 @@ class WorldStream:
     Args:
         index: of the environment in its EnvRunner.
         address: of the simulator, as "host:port" or "unix:path".
-        options: of joining, and of the tensors to use.
         deadline: seconds that a reply may take.
-        tls: of this host; None: without.
-        metadata: of the stream, with a token.
 
     Attributes:
         interface: the specs in use; set by `join`.
@@ -127,9 +124,6 @@ class WorldStream:
         Args:
             seed: value of the simulator's seed setting; None: no seed.
             into: arrays [N, ...] by their paths.
-
-        Raises:
-            SimulatorError: the simulator failed, or its reply does not fit its specs.
         """
         if seed is not None or not self._ended:
             request = pb.EnvironmentRequest()
@@ -152,9 +146,6 @@ class WorldStream:
 
         Returns:
             terminated, truncated, and the signals: reward, and discount if there is one.
-
-        Raises:
-            SimulatorError: the simulator failed, or its reply does not fit its specs.
         """
         first = self._ended
         for _ in range(_MOST_EMPTY):
@@ -223,11 +214,7 @@ class WorldStream:
     async def _ask(
         self, request: pb.EnvironmentRequest, deadline: float | None = None
     ) -> pb.EnvironmentResponse:
-        """Send a request, and return the reply.
-
-        Raises:
-            SimulatorError: there is no valid reply in time, or it is an error.
-        """
+        """Send a request, and return the reply."""
         if self._channel is None:
             raise SimulatorError("it has been left")
         kind, seconds = request.WhichOneof("payload"), deadline or self._deadline
@@ -317,10 +304,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
 
     Args:
         where: "host:port" or "unix:path" of each server; all EnvRunners together dial them in turn.
-        options: of worlds, and of the tensors to use.
         count: N.
-        deadline: seconds that a reply may take.
-        runner: number of this EnvRunner.
 
     Raises:
         EnvironmentFailed: here, or in `reset` and `step`: a simulator cannot be reached, refused,
@@ -451,12 +435,7 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
 
 
 def simulators(config: EnvRunnerConfig, runner: int = 0) -> SimulatorVector:
-    """Make the environments of a configuration whose `env` is dm_env_rpc://…
-
-    Raises:
-        EnvironmentFailed: a simulator cannot be used.
-        ValueError: the configuration has a value that does not fit simulators.
-    """
+    """Make the environments of a configuration whose `env` is dm_env_rpc://…"""
     if config.vectorize not in ("auto", "native"):
         raise ValueError(
             f"vectorize = {config.vectorize!r}: simulators run elsewhere; use auto or native"

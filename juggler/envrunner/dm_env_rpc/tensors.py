@@ -62,9 +62,7 @@ class Spec:
     Attributes:
         uid: number of the tensor in every step.
         name: in messages and settings, with periods between levels.
-        shape: of every tensor.
         field: of a Tensor message, which has its elements.
-        dtype: of its elements.
         low: the lower bound, [] or [*shape]; None: no bound.
         high: the upper bound, in the same form.
     """
@@ -124,9 +122,6 @@ class Spec:
 
     def space(self, what: str) -> Space:
         """Return the space of a tensor's values.
-
-        Args:
-            what: "action" or "observation".
 
         Raises:
             SimulatorError: it is an action without a number of choices.
@@ -258,9 +253,7 @@ class TensorLayout:
     """Tensors, and their paths in the trees of a space.
 
     Attributes:
-        what: "action" or "observation".
         space: a Dict by names, with a level for each period in them; for one tensor, its own space.
-        specs: of the tensors.
         paths: of the tensors in trees of the space, in the same order.
     """
 
@@ -297,11 +290,7 @@ class TensorLayout:
         return cls(what, cast("Space", _as_dict(space)), tuple(specs), paths)
 
     def adopt(self, offered: Mapping[int, pb.TensorSpec]) -> TensorLayout:
-        """Adopt new specs with the same space and order.
-
-        Raises:
-            SimulatorError: they no longer fit; names what has changed.
-        """
+        """Adopt new specs with the same space and order."""
         by_name = {message.name: (uid, message) for uid, message in offered.items()}
         specs = []
         for before in self.specs:
@@ -334,10 +323,8 @@ def chosen(
     """Return the specs to use, in order of ids or of `names`.
 
     Args:
-        offered: by unique id.
         names: of the specs to use; None: all but `without`.
         without: names to leave out.
-        what: "action" or "observation".
 
     Raises:
         SimulatorError: a spec is missing or cannot be used, or two have the same name.
@@ -364,8 +351,6 @@ class WorldInterface:
     """Specs by their use.
 
     Attributes:
-        observations: to learn from.
-        actions: to choose.
         signals: the reward and, if there is one, the discount.
     """
 
@@ -401,11 +386,7 @@ class WorldInterface:
         )
 
     def adopt(self, specs: pb.ActionObservationSpecs) -> WorldInterface:
-        """Adopt new specs with the same spaces.
-
-        Raises:
-            SimulatorError: they no longer fit; names what has changed.
-        """
+        """Adopt new specs with the same spaces."""
         return WorldInterface(
             self.observations.adopt(specs.observations),
             self.actions.adopt(specs.actions),
@@ -422,8 +403,6 @@ class WorldInterface:
 
         Args:
             actions: of all environments [N, ...], by their paths; None: no actions.
-            row: the environment.
-            step: the request.
         """
         for layout in (self.observations, self.signals):
             step.requested_observations.extend(spec.uid for spec in layout.specs)

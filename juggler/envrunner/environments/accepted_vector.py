@@ -24,7 +24,6 @@ class AcceptedVector(VectorWrapper):
     directions. In a step with tensors, everything stays on the device.
 
     Args:
-        env: the vector.
         where: its name in errors.
 
     Attributes:
@@ -69,10 +68,6 @@ class _ResultForm:
 
     Results are written into arrays [N, ...], where NumPy would repeat a single row for all
     environments, and truncate numbers.
-
-    Args:
-        space: of one environment's observations.
-        rows: N.
     """
 
     def __init__(self, space: gymnasium.Space[Any], rows: int) -> None:

@@ -30,10 +30,6 @@ from juggler.runtime.wire.trees import Path, Tree, flatten, path_name
 class LegalActions:
     """Checks action masks of Discrete and MultiDiscrete actions.
 
-    Args:
-        mask_space: of one environment's masks.
-        action_space: of one environment's actions.
-
     Raises:
         ValueError: the masks do not fit the actions.
     """
@@ -71,12 +67,8 @@ class LegalActions:
 
         Args:
             masks: [N, n] each.
-            step: for the error.
             during: the period in which it counts, such as "a fragment".
             over: [N] environments whose episode has ended, which need no legal action.
-
-        Raises:
-            EnvironmentFailed: a mask has no legal action.
         """
         for path, legal in self.has_legal_action(masks):
             if over is not None:
@@ -150,9 +142,6 @@ class ObservedChoices:
         Args:
             observations: [*leading, ...]
             place: returns the environment and step for a leading index.
-
-        Raises:
-            EnvironmentFailed: a number is outside its space.
         """
         if self._choices and (found := find_outside(self._choices, observations)):
             index, what = found
@@ -164,11 +153,7 @@ class ObservedChoices:
         observations: Any,
         place: Callable[[int], tuple[int, int]],
     ) -> Tree:
-        """Apply connectors to observations [B, ...], with places as in `require`.
-
-        Raises:
-            EnvironmentFailed: a connector found a number outside its space.
-        """
+        """Apply connectors to observations [B, ...], with places as in `require`."""
         try:
             return connectors(observations)
         except OutsideSpace as error:
@@ -183,9 +168,6 @@ def observe_masks(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
     """Put a vector's action masks, if any, into its observations.
 
     The environments are reset once to find out whether they have masks, and their device.
-
-    Raises:
-        EnvironmentFailed: a reset failed, or a mask does not fit the actions.
     """
     _, infos = env.reset()
     if holds_masks(env.single_observation_space) or ACTION_MASK not in infos:
@@ -205,13 +187,6 @@ class ObservedMasks(VectorWrapper):
     The mask of a Discrete(n) action has the shape [n]. The mask of a MultiDiscrete action has the
     shape [sum(nvec)], or is a tuple of one mask for each number. The masks of Dict and Tuple
     actions are dicts and tuples of these; an action without a mask is left out, or None.
-
-    Args:
-        env: a vector of environments that give masks.
-        infos: of a reset of all environments.
-
-    Raises:
-        EnvironmentFailed: the masks do not fit the actions.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], infos: dict[str, Any]) -> None:
@@ -333,8 +308,6 @@ def read_masks(space: Space[Any], given: Any, rows: NDArray[np.intp]) -> Any:
     """Read a tree of flat masks [k, n] from infos["action_mask"].
 
     Args:
-        space: of one action.
-        given: the vector's infos["action_mask"].
         rows: [k] indices of environments.
     """
     if isinstance(given, np.ndarray) and given.dtype != object:
@@ -359,10 +332,6 @@ def _mask(space: Space[Any], given: Any, row: int) -> Any:
 
 def flat_mask(space: Space[Any], given: Any) -> Any:
     """Flatten the mask in an info.
-
-    Args:
-        space: of one action.
-        given: the mask; None: no mask.
 
     Returns:
         A tree of masks [n]; None: no mask.

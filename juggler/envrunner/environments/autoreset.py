@@ -15,11 +15,7 @@ from juggler.runtime.wire.trees import Tree
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """Return a vector's autoreset mode.
-
-    Raises:
-        ValueError: its metadata has no mode.
-    """
+    """Return a vector's autoreset mode."""
     try:
         return AutoresetMode(env.metadata.get("autoreset_mode"))
     except ValueError:
@@ -35,10 +31,8 @@ def last_observation(
     """Return the last observation of an episode that a SAME_STEP vector ended.
 
     Args:
-        space: of one environment's observations.
         infos: of that step. "final_obs" is an array [N] of observations, or a batch [N, ...] of
             them.
-        row: the environment's index.
         terminated: the episode has terminated: an observation that is missing or does not fit the
             space is None. Otherwise it was truncated.
 

@@ -64,12 +64,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
 
     Args:
         functions: make one environment each; cloudpickle must be able to pickle them.
-        autoreset_mode: of all environments.
         deadline: seconds that a step or a reset may take.
-        name: of the environments, in errors.
-
-    Attributes:
-        processes: of the environments.
 
     Raises:
         EnvironmentFailed: here, in `reset` or in `step`: an environment raised, hung or died.
@@ -235,8 +230,6 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
         """Return the infos in the next answers of environments.
 
         Args:
-            call: "constructor", "reset" or "step".
-            rows: the environments.
             seconds: for all of them; None: no limit.
         """
         late, found = set(rows), {}
@@ -283,11 +276,6 @@ class _OneEnvironment(EnvironmentsInTurn):
     """The environment of a process, with results in shared memory.
 
     Args:
-        row: of the environment.
-        function: makes it.
-        mode: of its resets.
-        name: of all environments.
-        layout: of the memory.
         memory: of this environment [1, ...].
 
     Raises:

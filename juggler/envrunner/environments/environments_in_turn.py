@@ -29,9 +29,6 @@ class EnvironmentFunction:
     """Makes one environment, here or by cloudpickle in its own process.
 
     Args:
-        make: makes it from `arguments`.
-        arguments: keywords.
-        where: its name in errors.
         made: what the first call returns; None: it makes one.
     """
 
@@ -184,13 +181,7 @@ class EnvironmentsInTurn(SyncVectorEnv):
         return self._observations
 
     def _failure(self, index: int, call: str, error: Exception) -> EnvironmentFailed:
-        """Explain an error of an environment, or in what it returned.
-
-        Args:
-            index: of the environment.
-            call: "step" or "reset".
-            error: of the call, or of reading what it returned.
-        """
+        """Explain an error of an environment, or in what it returned."""
         where, reason = self.name_of(index), ""
         raised_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
         if isinstance(error, NoInfo):
@@ -220,11 +211,7 @@ class BadResult(ValueError):
 
 
 def put_reward(rewards: NDArray[np.float64], row: int, reward: Any) -> None:
-    """Convert a row's reward into `rewards` [N].
-
-    Raises:
-        BadResult: it is no number.
-    """
+    """Convert a row's reward into `rewards` [N]."""
     try:
         if reward is None or isinstance(reward, str | bytes):  # NumPy would convert it
             raise TypeError(f"{reward!r} is not a float")
@@ -234,11 +221,7 @@ def put_reward(rewards: NDArray[np.float64], row: int, reward: Any) -> None:
 
 
 def require_fit(space: gymnasium.Space[Any], observation: Any) -> None:
-    """Check a last observation, which is not batched with others.
-
-    Raises:
-        BadResult: it does not fit its space.
-    """
+    """Check a last observation, which is not batched with others."""
     if why := misfit(space, observation):
         raise BadResult(f"with the end of an episode that it truncated, {why}")
 
@@ -287,11 +270,7 @@ def add_final(
     info: Mapping[str, Any],
     row: int,
 ) -> dict[str, Any]:
-    """Add the last observation and info before a SAME_STEP reset.
-
-    Raises:
-        BadResult: the last masks of other environments have another shape or type.
-    """
+    """Add the last observation and info before a SAME_STEP reset."""
     # Copies, because the reset may write into the same memory.
     infos = env._add_info(infos, {"final_obs": deepcopy(observation), "final_info": {}}, row)
     final = add_mask(env, infos["final_info"], deepcopy(mask_in(info)), row)

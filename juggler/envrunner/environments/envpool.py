@@ -39,11 +39,6 @@ Bools = NDArray[np.bool_]
 class _Pool:
     """N environments of EnvPool, which takes seeds only when making them.
 
-    Args:
-        name: of the environment, such as "Pong-v5".
-        count: N.
-        options: of `envpool.make`.
-
     Raises:
         ValueError: EnvPool has no such environment, or an option is one that Juggler sets.
         EnvironmentFailed: it cannot make them.
@@ -93,12 +88,7 @@ class EnvPoolVector(VectorWrapper):
 
 
 def make_envpool_vector(config: EnvRunnerConfig) -> EnvPoolVector:
-    """Make the environments of a configuration whose `env` is envpool:…
-
-    Raises:
-        EnvironmentFailed: EnvPool cannot make them.
-        ValueError: EnvPool is not installed or has no such environment, or an option is invalid.
-    """
+    """Make the environments of a configuration whose `env` is envpool:…"""
     check_extra(config.env)
     if config.vectorize not in ("auto", "native"):
         raise ValueError(
@@ -225,12 +215,7 @@ class EnvPoolGame(MultiAgentVectorEnv):
 def make_envpool_rows(
     config: EnvRunnerConfig, num_envs: int, critics_see: Collection[str]
 ) -> EnvPoolRows:
-    """Make the environments of a configuration whose `env_kwargs` have EnvPool's batch_size.
-
-    Raises:
-        ValueError: an option is one that Juggler sets, or does not suit.
-        EnvironmentFailed: EnvPool cannot make them.
-    """
+    """Make the environments of a configuration whose `env_kwargs` have EnvPool's batch_size."""
     check_extra(config.env)
     name, options = config.env.removeprefix(SCHEME), dict(config.env_kwargs)
     ready = options.pop(AT_OWN_PACE)
@@ -261,14 +246,8 @@ class EnvPoolRows:
     environment does not delay the others.
 
     Args:
-        name: of the environment, such as "Pong-v5".
         num_envs: N.
         ready: M.
-        options: of `envpool.make`.
-
-    Raises:
-        ValueError: EnvPool has no such environment.
-        EnvironmentFailed: it cannot make them.
     """
 
     agents: tuple[str, ...] = (_AGENT,)

@@ -31,12 +31,7 @@ def must_return(call: str, found: str) -> str:
 
 
 def no_reward(reward: Any, error: Exception) -> str:
-    """Explain that a reward must be a number.
-
-    Args:
-        reward: that was returned.
-        error: of its conversion.
-    """
+    """Explain that a reward must be a number."""
     found, several = str(error), False
     if isinstance(reward, Sequence) and not isinstance(reward, str):
         found, several = f"a {type(reward).__name__} of {len(reward)}", len(reward) > 1
@@ -66,8 +61,6 @@ def misfit(
     """Explain why a value does not fit its space; "": it fits.
 
     Args:
-        space: of the observation.
-        observation: a structure.
         what: its name in the explanation.
         leaves: of the space; None: computed here.
     """

@@ -43,13 +43,7 @@ def line_up_generator(seed: int, env: int, episode: int) -> np.random.Generator:
 
 
 def session_seed(seed: int, place: int, number: int) -> int:
-    """Return the first of a simulator's seeds, below 2**31.
-
-    Args:
-        seed: of the gateway.
-        place: of the simulator.
-        number: of its session.
-    """
+    """Return the first of a simulator's seeds, below 2**31."""
     sequence = np.random.SeedSequence(seed, spawn_key=(_SESSIONS, place, number))
     return int(sequence.generate_state(1)[0]) >> 1
 

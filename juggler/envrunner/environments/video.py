@@ -43,17 +43,11 @@ def record_videos(
     """Prepare environments that record their first episodes.
 
     Args:
-        config: the environments.
-        factory: makes the environments instead of `config.env`.
         shares: the paths of the videos of each environment; or one list for all environments,
             filled by the episodes that begin first.
-        several_agents: whether the environments have PettingZoo's interfaces.
 
     Returns:
         A factory that makes environments 0, 1, … in this order.
-
-    Raises:
-        ValueError: the environment cannot render images, or a package is missing.
     """
     _check_package()
     _draw_without_screen()
@@ -286,12 +280,6 @@ class VideoFile:
     """Encodes a video; its file appears when complete.
 
     ffmpeg writes to a file without a name: if this process is killed, nothing is left.
-
-    Args:
-        path: of the file, in MP4.
-        width: of the images.
-        height: of the images.
-        fps: images per second.
     """
 
     def __init__(self, path: Path, width: int, height: int, fps: float) -> None:

@@ -28,10 +28,6 @@ def find_tuple_game(name: str) -> Callable[..., TupleAgents]:
     Args:
         name: "tuples:" and the name of a Gymnasium environment, such as
             "tuples:lbforaging:Foraging-8x8-2p-1f-v3".
-
-    Raises:
-        ValueError: there is no such environment, or its package is not installed.
-        EnvironmentFailed: importing its module failed.
     """
     source = find_environment(name.removeprefix(TUPLES))
     if isinstance(source, EnvSpec):
@@ -50,9 +46,6 @@ class TupleAgents:
     arXiv:2006.07869). Its agents are "agent_0" to "agent_A-1". `step` takes a tuple of A actions,
     and returns A observations and A rewards, or one reward that each agent gets; terminated,
     truncated and the info alike. An agent that ended before the others repeats its last action.
-
-    Args:
-        env: the environment.
 
     Raises:
         ValueError: its spaces are not Tuples of the same length.
@@ -215,12 +208,6 @@ class PaddedAgents:
     Arrays of observations get zeros at their ends. If agents have different numbers of actions, the
     key "action_mask" of their observations allows each its own. Numbers at the ends of a longer
     action are dropped.
-
-    Args:
-        envs: the environments.
-
-    Raises:
-        ValueError: the spaces cannot be padded.
     """
 
     def __init__(self, envs: MultiAgentEnvs) -> None:
@@ -336,12 +323,7 @@ def _together(parts: Sequence[Any], what: str, box: MergedBox) -> Space[Any]:
     """Return the space that holds padded values of all spaces.
 
     Args:
-        parts: by group.
         what: "actions" or "observations", for errors.
-        box: merges Boxes.
-
-    Raises:
-        ValueError: there is none.
     """
     first = parts[0]
     found: Space[Any] | None = None

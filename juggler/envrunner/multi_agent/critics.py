@@ -35,12 +35,7 @@ from juggler.runtime.wire.trees import Path, Tree, flatten, unflatten
 
 @dataclass(eq=False)
 class Misfit(Exception):
-    """An observation or an action mask does not fit its space.
-
-    Attributes:
-        row: of the observation.
-        reason: one line.
-    """
+    """An observation or an action mask does not fit its space."""
 
     row: int
     reason: str
@@ -91,12 +86,8 @@ class GroupObservations:
         """Stack observations.
 
         Args:
-            observations: of B agents, as the environment gave them.
             given: B action masks from the infos; None: no mask.
             last: they are the last of their episodes; a missing mask becomes all ones.
-
-        Returns:
-            A new tree [B, ...].
 
         Raises:
             Misfit: an observation does not fit the space, or a mask is missing or invalid.
@@ -149,12 +140,6 @@ def stacked(
 ) -> Tree:
     """Stack B values of a space to a new tree [B, ...].
 
-    Args:
-        space: of the values.
-        leaves: as from `space_leaves`.
-        values: as an environment gave them.
-        what: name of a value in errors.
-
     Raises:
         Misfit: a value does not fit the space.
     """
@@ -183,11 +168,7 @@ def _everything(space: spaces.Space[Any]) -> Any:
 
 
 def _stacked(values: list[Any], space: spaces.Space[Any]) -> NDArray[Any]:
-    """Stack values of a space without Dict or Tuple: [B, ...].
-
-    Raises:
-        ValueError: they do not fit the space.
-    """
+    """Stack values of a space without Dict or Tuple: [B, ...]."""
     batch = np.array(values)  # [B, ...]
     shape = (len(values), *(space.shape or ()))
     if batch.shape != shape or not np.can_cast(batch.dtype, np.dtype(space.dtype), "same_kind"):
@@ -203,13 +184,6 @@ class States:
 
     Args:
         space: of a state; None: numbers like those of `first`, without bounds.
-        first: a state.
-
-    Attributes:
-        space: of a state.
-
-    Raises:
-        UnsupportedSpace: the space has no encoding.
     """
 
     def __init__(self, space: Space[Any] | None, first: Any) -> None:
@@ -220,26 +194,12 @@ class States:
         self._leaves = space_leaves(space)
 
     def batch(self, states: Sequence[Any]) -> Tree:
-        """Stack B states: a new tree [B, ...].
-
-        Raises:
-            Misfit: a state does not fit the space.
-        """
+        """Stack B states: a new tree [B, ...]."""
         return stacked(self.space, self._leaves, states, "state")
 
 
 class AllObservations:
-    """The observations of all agents of environments as batches, without action masks.
-
-    Args:
-        groups: the agents, with their spaces in the environment.
-
-    Attributes:
-        space: of the observations of all agents.
-
-    Raises:
-        UnsupportedSpace: a space has no encoding.
-    """
+    """The observations of all agents of environments as batches, without action masks."""
 
     def __init__(self, groups: Sequence[AgentGroup]) -> None:
         self._groups = [
@@ -251,11 +211,7 @@ class AllObservations:
         self.space: Space[Any] = joint[0] if len(joint) == 1 else spaces.Tuple(joint)
 
     def batch(self, seen: Sequence[Mapping[str, Any]]) -> Tree:
-        """Stack the observations by agent of B environments; missing ones are zeros.
-
-        Raises:
-            Misfit: an observation does not fit its space.
-        """
+        """Stack the observations by agent of B environments; missing ones are zeros."""
         parts = [
             self._of_group(group, observations, seen)
             for group, observations in zip(self._groups, self._observations, strict=True)

@@ -46,10 +46,7 @@ class AgentReport(NamedTuple):
     """Observation of an agent that acts next or ended.
 
     Attributes:
-        slot: of the agent.
-        observation: of the agent.
         mask: the action mask in its info; None: no mask.
-        terminated: its episode terminated.
     """
 
     slot: int
@@ -68,12 +65,10 @@ class Reports:
         over: environments whose agents are all done.
         critics_now: what critics see with the agents that act next, by kind and environment.
         critics_at_end: the same with the agents that ended, in environments where any did; copies.
-        slots: as given.
         infos: numbers in the infos of agents that have acted or ended, [N * A] by name.
         unread: keys of infos that are not agents.
 
     Args:
-        groups: of agents.
         slots: N * A.
     """
 
@@ -99,8 +94,6 @@ class Game(ABC):
     """One environment with several agents.
 
     Args:
-        env: an environment of PettingZoo's interface.
-        index: of the environment among N.
         limit: truncate all agents after this many steps of the environment; None: never.
 
     Attributes:
@@ -474,7 +467,6 @@ class GamesInTurn:
 
     Args:
         games: N environments, which have the same agents with the same spaces.
-        name: of the environments, in errors.
         critics_see: values of `critic_sees` that turns must have.
 
     Raises:
@@ -619,11 +611,7 @@ class GamesInTurn:
         }
 
     def _states(self) -> States:
-        """Batch states; the first environment has been reset.
-
-        Raises:
-            ValueError: it has no state.
-        """
+        """Batch states; the first environment has been reset."""
         env = self._games[0].env
         if not callable(getattr(env, "state", None)):
             raise ValueError(no_state(self._name))

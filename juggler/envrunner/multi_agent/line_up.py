@@ -23,7 +23,6 @@ class Role:
     """The agents that a module plays.
 
     Attributes:
-        module_id: the module.
         agents: names of the agents that it may play, in the order of `MultiAgentEnvs.agents`.
         group: index of their group in `MultiAgentEnvs.groups`.
         spaces: that group.
@@ -46,7 +45,6 @@ def cast(
     """Return the role of each module but `random`.
 
     Args:
-        envs: the environments.
         played_by: by agent, the id of its module, or of the modules that may play it.
         modules: the ids of all modules but `random`.
 
@@ -162,7 +160,6 @@ class LineUps(Protocol):
         """Return the line-up of environments [K] that begin an episode.
 
         Args:
-            envs: the environments.
             evaluated: environments among them that play for an evaluation.
 
         Raises:
@@ -187,9 +184,7 @@ class DrawnLineUps(LineUps):
 
     Args:
         agents: the A agents of an environment.
-        played_by: by agent, the modules that may play it.
         who_plays: draws the line-up of one episode.
-        name: of `who_plays`, for errors.
     """
 
     def __init__(
@@ -218,11 +213,7 @@ class DrawnLineUps(LineUps):
         return LineUp(slots.ravel(), np.array(players, np.str_))
 
     def draw(self, generator: np.random.Generator) -> list[str]:
-        """Draw one line-up -> the module of each agent, in their order.
-
-        Raises:
-            LineUpError: `who_plays` failed, or named a module that cannot play an agent.
-        """
+        """Draw one line-up -> the module of each agent, in their order."""
         try:
             drawn = self._who_plays(self._agents, generator)
         except Exception as error:
@@ -262,8 +253,6 @@ def line_ups_of(
     """Return what draws line-ups; None: each agent always has the same module.
 
     Args:
-        agents: of an environment.
-        played_by: by agent, the modules that may play it.
         mapping: name of a function; "": line-ups are drawn uniformly.
         own: functions of a script, by name.
 
@@ -291,9 +280,7 @@ class AssignedMatch:
     """A match to play.
 
     Attributes:
-        match_id: from the driver.
         attempt: number of times that its line-up was drawn again.
-        players: the module of each agent.
         counts: its outcome is reported; otherwise it is repeated to fill the time.
     """
 
@@ -331,7 +318,6 @@ class AssignedLineUps:
         """Queue line-ups for the episodes that begin next.
 
         Args:
-            line_ups: from the driver.
             known: the modules of this worker, without `random`.
 
         Raises:
@@ -382,13 +368,7 @@ class AssignedLineUps:
     def ended(
         self, envs: NDArray[np.intp], returns: NDArray[np.float64], lengths: NDArray[np.intp]
     ) -> None:
-        """Record the outcomes of ended episodes.
-
-        Args:
-            envs: [L] their environments.
-            returns: [L, A] of each agent; NaN: it never acted.
-            lengths: [L] environment steps.
-        """
+        """Record the outcomes of ended episodes."""
         for env, of_agents, length in zip(envs.tolist(), returns, lengths.tolist(), strict=True):
             match = self._playing.pop(env, None)
             if match is None or not match.counts:

@@ -57,10 +57,6 @@ def has_several_agents(
     its environments at their own pace count too, because their rows fill like agents' rows. No
     environment is made.
 
-    Args:
-        config: the environments.
-        env_factory: makes the environments instead of `config.env`.
-
     Raises:
         ValueError: there is no such environment, or its package is not installed.
         EnvironmentFailed: importing its module failed, or EnvPool cannot load it.
@@ -114,8 +110,6 @@ def make_multi_agent_envs(
     """Build an EnvRunner's environments with several agents.
 
     Args:
-        config: the environments and their number.
-        env_factory: makes the environments instead of `config.env`.
         just_one: make only one environment, to read its agents and spaces.
         critics_see: values of `critic_sees` that turns must have.
 

@@ -46,10 +46,8 @@ class ModuleSlots:
     at a time; see `line_up`.
 
     Args:
-        role: the agents of the module.
         num_envs: N.
         agents: all agents of an environment, A of them.
-        policy: the module.
         steps: T, of a row.
         row_age: see `PacedSlots`. 0: a row ends with its round.
         critic_sees: what its value function sees: a key of `Turn.critics`, or "observation", as
@@ -57,11 +55,6 @@ class ModuleSlots:
         critic_space: of what its value function sees; None: of "observation".
 
     Attributes:
-        role: as given.
-        policy: as given.
-        connectors: of the policy.
-        critic_sees: as given.
-        critic_space: as given.
         most_rows: maximum number of rows in a batch: one per slot.
         acting: [B] places of the agents that act next.
         where: [B] their indices among the agents of their group that act next; a slice if all of
@@ -214,7 +207,6 @@ class ModuleSlots:
         """Record a turn in which only some agents act.
 
         Args:
-            turn: of the module's group.
             kept: [B, ...] observations of the agents that act next, in the form of rows.
             ended: [E] places.
             last_rewards: [E]
@@ -256,11 +248,7 @@ class ModuleSlots:
         return np.where(finite, rewards, 0)  # [B]
 
     def act(self, recorded: bool) -> Any:
-        """Let the module act -> actions, in the order of `acting`.
-
-        Args:
-            recorded: its steps are recorded.
-        """
+        """Let the module act -> actions, in the order of `acting`."""
         paced = self._paced
         if self._legal is not None:
             self._check_masks(self._legal, self._seen[ACTION_MASK])
@@ -404,11 +392,7 @@ class ModuleSlots:
         )
 
     def _check_masks(self, legal: LegalActions, masks: Any) -> None:
-        """Check the masks of agents that act next.
-
-        Raises:
-            EnvironmentFailed: a mask has no legal action, or other numbers than 0 and 1.
-        """
+        """Check the masks of agents that act next."""
         for _, has_one in legal.has_legal_action(masks):
             if not has_one.all():
                 reason = "its action mask has no legal action where it is to act"

@@ -41,11 +41,8 @@ class MultiAgentSampler:
     the next.
 
     Args:
-        envs: N environments.
         modules: the modules that act, by module id; together they play all agents. The roles of a
             module with several may have any names.
-        steps: environment steps of a round.
-        seed: of the environments, of the policies' noise, and of line-ups.
         line_ups: decides which modules play each episode; None: each module always plays its
             agents.
 
@@ -188,13 +185,6 @@ _VERY_LONG = 5000  # steps of an environment
 
 class MultiAgentStage(Stage):
     """N environments with several agents each.
-
-    Args:
-        setup: names the module of each agent.
-        envs: the environments.
-        seed: of this worker.
-        own_code: may be used in the setup.
-        frozen: weights of modules that are not trained.
 
     Raises:
         ValueError: the agents of the environments and of the setup do not fit, or a module's

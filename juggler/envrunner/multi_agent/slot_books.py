@@ -18,12 +18,7 @@ _MOST_QUIET = 256
 
 @dataclass(eq=False)
 class BrokenRule(Exception):
-    """An environment broke PettingZoo's rules.
-
-    Attributes:
-        env: its index.
-        reason: what it did.
-    """
+    """An environment broke PettingZoo's rules."""
 
     env: int
     reason: str
@@ -209,7 +204,6 @@ class SlotBooks:
 
         Args:
             steps: minimum of the limit.
-            name: of the environments.
             remedy: advice that ends episodes.
         """
         self._catch_up()
@@ -264,11 +258,7 @@ def overdue_message(agent: str, env: int, name: str, steps: int, remedy: str, *,
     """Warn of an agent whose episode has been running for very long.
 
     Args:
-        agent: its name.
-        env: the index of its environment.
-        name: of the environments.
         steps: limit that it has exceeded.
-        remedy: advice that ends episodes.
         idle: it has not acted for as long; otherwise it acts without an end.
     """
     did = "has neither acted nor ended in the last" if idle else "has not ended within"

@@ -48,8 +48,6 @@ class VectorTurns:
     """A `MultiAgentVectorEnv` as `MultiAgentEnvs`, without a loop over environments or agents.
 
     Args:
-        env: the game.
-        name: of the game, in errors.
         critics_see: values of `critic_sees` that turns must have.
 
     Raises:
@@ -206,7 +204,6 @@ class VectorTurns:
 
         Args:
             observations: [N, A, ...]
-            booked: of the step.
             ended: [E] slots, of which some may not have acted.
             terminated: [E]
             last_observations: [E, ...]
@@ -277,11 +274,7 @@ class VectorTurns:
         return observations, acting
 
     def _must_act(self, acts: Bools, call: str) -> None:
-        """Check that an agent acts in each new episode.
-
-        Raises:
-            EnvironmentFailed: no agent acts in an environment that has begun an episode [N].
-        """
+        """Check that an agent acts in each new episode."""
         if len(idle := np.flatnonzero(~acts)):
             raise self._failure(int(idle[0]), call, "no agent is acting after the reset")
 

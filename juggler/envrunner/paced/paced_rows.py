@@ -36,10 +36,8 @@ class Rows:
         first_rows: initial number of rows.
 
     Attributes:
-        steps: as given.
         width: T + 1.
         complete: rows that are ready, in order.
-        columns: by name.
         by_step: the columns with a value for each step, as views [P * (T + 1), ...].
     """
 
@@ -296,11 +294,7 @@ def _segments(kept: dict[str, Any], live: NDArray[np.bool_]) -> dict[str, NDArra
 
 
 class SlotAllocator:
-    """Allocates numbers from 0, the lowest first.
-
-    Args:
-        capacity: initial count; see `grow`.
-    """
+    """Allocates numbers from 0, the lowest first."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -47,7 +47,6 @@ class PacedSlots:
 
     Args:
         observation_space: of the observations in batches.
-        policy: acts for the agents.
         steps: T, of a row.
         row_age: maximum number of updates that the weights of a row's first step may be behind the
             newest weights.
