@@ -181,14 +181,10 @@ class GymnasiumTurns:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The mean return that an evaluation must reach.
-
-    Attributes:
-        best: the best return of an episode in training.
-    """
+    """The mean return that an evaluation must reach."""
 
     mean: float
-    best: float
+    best: float  # the best return of an episode in training
 
     def out_of_reach(self, returns: Sequence[float], episodes: int) -> bool:
         """Return whether the mean will stay below the goal in any case."""
@@ -197,38 +193,25 @@ class Goal:
 
 
 class PlayedEpisodes(NamedTuple):
-    """Whole episodes that were played.
+    """Whole episodes that were played."""
 
-    Attributes:
-        returns: undiscounted returns, by environment and then by time; with several agents, summed
-            over the agents.
-        lengths: numbers of environment steps, in the same order.
-        agent_returns: returns of each of several agents; {}: there is one agent.
-    """
-
+    # Undiscounted returns, by environment and then by time; with several agents, summed over the
+    # agents.
     returns: list[float]
-    lengths: list[int]
-    agent_returns: AgentReturns
+    lengths: list[int]  # numbers of environment steps, in the same order
+    agent_returns: AgentReturns  # returns of each of several agents; {}: there is one agent
 
 
 class Episode(NamedTuple):
-    """One whole episode that was played.
-
-    Attributes:
-        number: of the episode in its environment, or among all if the episodes that begin first
-            are played.
-        total: undiscounted return, summed over all agents.
-        length: number of environment steps.
-        returns: [A] undiscounted return of each agent; NaN if it did not act.
-        steps: [A] number of actions of each agent.
-    """
+    """One whole episode that was played."""
 
     env: int
+    # Of the episode in its environment, or among all if the episodes that begin first are played.
     number: int
-    total: float
-    length: int
-    returns: NDArray[np.float64]
-    steps: NDArray[np.intp]
+    total: float  # undiscounted return, summed over all agents
+    length: int  # number of environment steps
+    returns: NDArray[np.float64]  # [A] undiscounted return of each agent; NaN if it did not act
+    steps: NDArray[np.intp]  # [A] number of actions of each agent
 
 
 def shares(episodes: int, num_envs: int) -> NDArray[np.intp]:

@@ -27,31 +27,21 @@ class NonFiniteBatch(Exception):
     """A batch holds a number that is not finite or too large.
 
     Only live steps count. A reward is too large if a return could become infinite.
-
-    Attributes:
-        environment: its index, which is the row of the batch; with several agents, the
-            environment of the agent.
-        step: of the fragment, or of the row.
-        column: of the batch, such as "rewards" or, in a Dict, "observations/camera". It is
-            "action_logp" if the policy is broken, although all observations are finite.
-        live_steps: of the batch, all of which are lost.
-        why: the reason, if known; else "".
-        agent: its name, if environments have several; else "".
-        value: the number; None: unknown, as when a connector has clipped it.
-        episode_step: of its episode, counted from 0 like `step`; None: unknown.
-        traceback: always "", because the message names the place.
     """
 
+    # Its index, which is the row of the batch; with several agents, the environment of the agent.
     environment: int
-    step: int
+    step: int  # of the fragment, or of the row
+    # Of the batch, such as "rewards" or, in a Dict, "observations/camera". It is "action_logp" if
+    # the policy is broken, although all observations are finite.
     column: str
-    live_steps: int
-    why: str = ""
-    agent: str = ""
-    value: float | None = None
-    episode_step: int | None = None
+    live_steps: int  # of the batch, all of which are lost
+    why: str = ""  # the reason, if known; else ""
+    agent: str = ""  # its name, if environments have several; else ""
+    value: float | None = None  # the number; None: unknown, as when a connector has clipped it
+    episode_step: int | None = None  # of its episode, counted from 0 like `step`; None: unknown
 
-    traceback: ClassVar[str] = ""
+    traceback: ClassVar[str] = ""  # always "", because the message names the place
 
     def __str__(self) -> str:
         reason = (

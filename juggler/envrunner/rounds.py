@@ -46,36 +46,25 @@ class RequestedRound:
 
 @dataclass(frozen=True, slots=True)
 class TrainedResult:
-    """Results of a trained module in a round.
+    """Results of a trained module in a round."""
 
-    Attributes:
-        batch: of its rows; None: no row is complete.
-        version: the oldest weights that acted in the batch; without a batch, the weights that
-            acted.
-        episode_returns: undiscounted returns of the episodes that ended in this round, with their
-            steps in earlier rounds.
-        episode_lengths: their numbers of steps.
-        connector_delta: what connectors have learned since the last batch; {}: nothing.
-        stale_steps: steps that were dropped because they were too old for a batch.
-    """
-
-    batch: EpisodeBatch | None
+    batch: EpisodeBatch | None  # of its rows; None: no row is complete
+    # The oldest weights that acted in the batch; without a batch, the weights that acted.
     version: Version
+    # Undiscounted returns of the episodes that ended in this round, with their steps in earlier
+    # rounds.
     episode_returns: list[float]
-    episode_lengths: list[int]
+    episode_lengths: list[int]  # their numbers of steps
+    # What connectors have learned since the last batch; {}: nothing.
     connector_delta: State = field(default_factory=dict)
-    stale_steps: int = 0
+    stale_steps: int = 0  # steps that were dropped because they were too old for a batch
 
 
 @dataclass(slots=True)
 class FrozenResult:
-    """Results of a module that is not trained in a round.
+    """Results of a module that is not trained in a round."""
 
-    Attributes:
-        steps: actions of its agents whose rewards are known.
-    """
-
-    steps: int = 0
+    steps: int = 0  # actions of its agents whose rewards are known
     episode_returns: list[float] = field(default_factory=list)
     episode_lengths: list[int] = field(default_factory=list)
 
@@ -88,29 +77,24 @@ class FrozenResult:
 
 @dataclass(frozen=True, slots=True)
 class PlayedRound:
-    """Results of fragment_steps steps of each environment.
+    """Results of fragment_steps steps of each environment."""
 
-    Attributes:
-        modules: results by id of a recorded module; or the reason why they are lost.
-        seconds: time spent in "environment", in "inference", in "frames" (making batches), and in
-            "connectors" (everything else).
-        env_returns: with several agents, of the environments' episodes that ended, the sum of all
-            agents' returns.
-        env_lengths: their numbers of environment steps.
-        others: results by id of a module that is not trained.
-        agent_returns: returns of each agent in these episodes.
-        matches: of a league, that ended, with the returns of each agent in the order of the Setup's
-            agents; NaN: it never acted.
-        notes: to log once: how modules act, and which agent does not end.
-        infos: numbers in the environments' infos, of the episodes that ended.
-    """
-
+    # Results by id of a recorded module; or the reason why they are lost.
     modules: Mapping[str, TrainedResult | NonFiniteBatch]
+    # Time spent in "environment", in "inference", in "frames" (making batches), and in "connectors"
+    # (everything else).
     seconds: Mapping[str, float]
+    # With several agents, of the environments' episodes that ended, the sum of all agents' returns.
     env_returns: list[float] = field(default_factory=list)
-    env_lengths: list[int] = field(default_factory=list)
+    env_lengths: list[int] = field(default_factory=list)  # their numbers of environment steps
+    # Results by id of a module that is not trained.
     others: Mapping[str, FrozenResult] = field(default_factory=dict)
+    # Returns of each agent in these episodes.
     agent_returns: AgentReturns = field(default_factory=dict)
+    # Of a league, that ended, with the returns of each agent in the order of the Setup's agents;
+    # NaN: it never acted.
     matches: list[training_pb2.MatchResult] = field(default_factory=list)
+    # To log once: how modules act, and which agent does not end.
     notes: list[training_pb2.Note] = field(default_factory=list)
+    # Numbers in the environments' infos, of the episodes that ended.
     infos: InfoNumbers = field(default_factory=dict)

@@ -16,49 +16,38 @@ RANDOM: Final = "random"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActingSetup:
-    """Setup of one module that an EnvRunner acts with.
-
-    Attributes:
-        algorithm: the name of the algorithm that learns from its steps, for messages.
-        off_policy: the algorithm can learn from another policy's steps.
-        row_age: maximum number of updates that the weights of a row's first step may be behind the
-            newest weights, if rows fill at their own pace.
-        exploration_exponents: powers of the learner's exploration that the module explores with:
-            one for each environment, or one for all; (): exploration is used as it is.
-        digest: of the weights of a module that is not trained, sent before this setup; "": it is
-            trained, and its weights come from learners.
-    """
+    """Setup of one module that an EnvRunner acts with."""
 
     module: ModuleConfig
     connectors: dict[str, Any]
-    algorithm: str
-    off_policy: bool
+    algorithm: str  # the name of the algorithm that learns from its steps, for messages
+    off_policy: bool  # the algorithm can learn from another policy's steps
+    # Maximum number of updates that the weights of a row's first step may be behind the newest
+    # weights, if rows fill at their own pace.
     row_age: int
+    # Powers of the learner's exploration that the module explores with: one for each environment,
+    # or one for all; (): exploration is used as it is.
     exploration_exponents: tuple[float, ...] = ()
+    # Of the weights of a module that is not trained, sent before this setup; "": it is trained, and
+    # its weights come from learners.
     digest: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvRunnerSetup:
-    """The driver's first message to EnvRunners, gateways and evaluators.
+    """The driver's first message to EnvRunners, gateways and evaluators."""
 
-    Attributes:
-        env_runner: its environments, and how it steps them.
-        modules: that it acts with, by module id.
-        agents: by agent, the module that plays it, or a list of the modules that may play it; {}:
-            the environments have one agent, which the only module plays.
-        mapping: the name of the function that chooses among these modules in each episode; "":
-            they are drawn uniformly.
-        league: requests bring the line-ups of episodes, and players are added and removed.
-        evaluates: the run has evaluations.
-    """
-
-    env_runner: EnvRunnerConfig
-    modules: dict[str, ActingSetup]
+    env_runner: EnvRunnerConfig  # its environments, and how it steps them
+    modules: dict[str, ActingSetup]  # that it acts with, by module id
+    # By agent, the module that plays it, or a list of the modules that may play it; {}: the
+    # environments have one agent, which the only module plays.
     agents: dict[str, str | list[str]] = field(default_factory=dict)
+    # The name of the function that chooses among these modules in each episode; "": they are drawn
+    # uniformly.
     mapping: str = ""
+    # Requests bring the line-ups of episodes, and players are added and removed.
     league: bool = False
-    evaluates: bool = False
+    evaluates: bool = False  # the run has evaluations
 
     @property
     def critics_see(self) -> tuple[str, ...]:

@@ -120,28 +120,18 @@ class Stage(ABC):
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """Code of a notebook or script.
+    """Code of a notebook or script."""
 
-    Attributes:
-        module_factory: the value of the run's key `module`; None: a name, or nothing.
-        classes: other classes, by name; None: no classes.
-    """
-
-    module_factory: Any = None
-    classes: Any = None
+    module_factory: Any = None  # the value of the run's key `module`; None: a name, or nothing
+    classes: Any = None  # other classes, by name; None: no classes
 
 
 @dataclass(frozen=True, slots=True)
 class ActingParts:
-    """A module for acting, and its connectors.
+    """A module for acting, and its connectors."""
 
-    Attributes:
-        connectors: from the environments to the module.
-        module_to_env: from the module to the environments.
-    """
-
-    connectors: EnvToModule
-    module_to_env: ModuleToEnv
+    connectors: EnvToModule  # from the environments to the module
+    module_to_env: ModuleToEnv  # from the module to the environments
     module: RLModule
     observation_space: Space[Any]
     action_space: Space[Any]

@@ -69,17 +69,12 @@ def main(program: EnvRunnerProgram) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AskedRound:
-    """The requests of a round, and when it ends.
+    """The requests of a round, and when it ends."""
 
-    Attributes:
-        requests: requests by command id, one for each module.
-        at: arrival, in seconds of `time.monotonic`.
-        until: environment steps at which it ends, because line-ups may leave out one of its
-            modules; None: it ends with its batches.
-    """
-
-    requests: dict[int, training_pb2.SampleRequest]
-    at: float
+    requests: dict[int, training_pb2.SampleRequest]  # requests by command id, one for each module
+    at: float  # arrival, in seconds of `time.monotonic`
+    # Environment steps at which it ends, because line-ups may leave out one of its modules; None:
+    # it ends with its batches.
     until: int | None = None
 
     @property

@@ -46,41 +46,24 @@ _MOST_WAITING_BYTES = 1 << 30
 
 @dataclass(slots=True, eq=False)
 class Recording:
-    """L steps of one environment, within one episode.
-
-    Attributes:
-        environment: its number in the session.
-        observations: a tree [L + 1, ...], as in batches.
-        actions: a tree [L, ...], as in batches.
-        rewards: [L]
-        action_logp: [L]
-        starts: the first step begins an episode.
-        terminated: the last step ended it.
-        truncated: the last step cut it off.
-        version: version of the weights that acted; None: not known.
-        infos: [L, K] numbers of each step; None: no numbers.
-        taken: number of used steps.
-        stale: some steps were too old for training.
-        bytes: size of its message.
-        arrived: seconds of `time.perf_counter`.
-    """
+    """L steps of one environment, within one episode."""
 
     session: GatewaySession
     seq: int
-    environment: int
-    observations: Tree
-    actions: Tree
-    rewards: NDArray[np.float32]
-    action_logp: NDArray[np.float32]
-    starts: bool
-    terminated: bool
-    truncated: bool
-    version: Version | None
-    infos: NDArray[np.float64] | None = None
-    taken: int = 0
-    stale: bool = False
-    bytes: int = 0
-    arrived: float = field(default_factory=time.perf_counter)
+    environment: int  # its number in the session
+    observations: Tree  # a tree [L + 1, ...], as in batches
+    actions: Tree  # a tree [L, ...], as in batches
+    rewards: NDArray[np.float32]  # [L]
+    action_logp: NDArray[np.float32]  # [L]
+    starts: bool  # the first step begins an episode
+    terminated: bool  # the last step ended it
+    truncated: bool  # the last step cut it off
+    version: Version | None  # version of the weights that acted; None: not known
+    infos: NDArray[np.float64] | None = None  # [L, K] numbers of each step; None: no numbers
+    taken: int = 0  # number of used steps
+    stale: bool = False  # some steps were too old for training
+    bytes: int = 0  # size of its message
+    arrived: float = field(default_factory=time.perf_counter)  # seconds of `time.perf_counter`
 
     @property
     def place(self) -> int:

@@ -80,25 +80,16 @@ class GatewayWork(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """Settings of a gateway.
+    """Settings of a gateway."""
 
-    Attributes:
-        max_batch: maximum rows of one inference; a batch of steps of one simulator stays whole.
-        max_wait: seconds that a step waits for other steps, for a common inference.
-        fragment_steps: T.
-        resume_seconds: how long a session waits for a simulator that vanished.
-        refuses_logged: why data of other policies is refused; "": it is accepted.
-        rows: rows of a batch, for each agent of its module; 0: do not report too few rows.
-    """
-
-    max_batch: int
-    max_wait: float
+    max_batch: int  # maximum rows of one inference; a batch of steps of one simulator stays whole
+    max_wait: float  # seconds that a step waits for other steps, for a common inference
     run_id: str
-    fragment_steps: int
-    resume_seconds: float = RESUME_SECONDS
-    refuses_logged: str = ""
+    fragment_steps: int  # T
+    resume_seconds: float = RESUME_SECONDS  # how long a session waits for a simulator that vanished
+    refuses_logged: str = ""  # why data of other policies is refused; "": it is accepted
     casting: ModuleAssignment = field(default_factory=ModuleAssignment)
-    rows: int = 0
+    rows: int = 0  # rows of a batch, for each agent of its module; 0: do not report too few rows
     curriculum: Curriculum = field(default_factory=Curriculum)
     evaluates: bool = False
 

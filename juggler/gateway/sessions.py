@@ -362,19 +362,12 @@ def _acting(part: AgentSteps) -> list[int]:
 
 
 class BookedBatch(NamedTuple):
-    """Results of environments in a batch of steps.
+    """Results of environments in a batch of steps."""
 
-    Attributes:
-        env_returns: [L] returns of ended episodes.
-        env_lengths: [L] their environment steps.
-        agent_returns: [L, A] each agent's return in them; NaN if it did not act.
-        steps: number of environment steps.
-    """
-
-    env_returns: NDArray[np.float64]
-    env_lengths: NDArray[np.intp]
-    agent_returns: NDArray[np.float64]
-    steps: int
+    env_returns: NDArray[np.float64]  # [L] returns of ended episodes
+    env_lengths: NDArray[np.intp]  # [L] their environment steps
+    agent_returns: NDArray[np.float64]  # [L, A] each agent's return in them; NaN if it did not act
+    steps: int  # number of environment steps
 
 
 class SharedEpisodes:
@@ -609,45 +602,29 @@ class AgentSteps:
     """R rows of one agent of a session.
 
     Most columns are lists, because arrays are built for the rows of many sessions at once.
-
-    Attributes:
-        environments: [R] their numbers in the session.
-        rewards: [R]
-        rewarded: indices of rows whose reward follows an action, if the session counts episodes or
-            has infos.
-        terminated: indices of rows where the episode ended.
-        truncated: indices of rows where the episode was cut off.
-        paused: indices of rows that need no action.
-        raw: bytes of each leaf of the observations.
-        final_raw: bytes of each leaf of the final observations.
-        final_rows: row indices of the final observations.
-        infos: [R, K] numbers of the last step; None: no numbers.
-        early: rewards from before the first action in an episode, with their indices.
-        begin: index of the first row among all rows that were read together.
-        finals: [K, ...] the last observations of the K truncated rows.
-        actions: bytes of each leaf of the actions so far.
-        acted: players and versions of the weights that chose them.
-        due: shares that have no actions yet.
     """
 
     agent: SessionAgent
     batch: StepMessage
-    environments: list[int]
-    rewards: list[float]
+    environments: list[int]  # [R] their numbers in the session
+    rewards: list[float]  # [R]
+    # Indices of rows whose reward follows an action, if the session counts episodes or has infos.
     rewarded: list[int]
-    terminated: list[int]
-    truncated: list[int]
-    paused: list[int]
-    raw: list[bytes]
-    final_raw: list[bytes]
-    final_rows: list[int]
-    infos: NDArray[np.float64] | None
+    terminated: list[int]  # indices of rows where the episode ended
+    truncated: list[int]  # indices of rows where the episode was cut off
+    paused: list[int]  # indices of rows that need no action
+    raw: list[bytes]  # bytes of each leaf of the observations
+    final_raw: list[bytes]  # bytes of each leaf of the final observations
+    final_rows: list[int]  # row indices of the final observations
+    infos: NDArray[np.float64] | None  # [R, K] numbers of the last step; None: no numbers
+    # Rewards from before the first action in an episode, with their indices.
     early: list[tuple[int, float]]
-    begin: int = 0
-    finals: Any = None
-    actions: Sequence[Any] = ()
+    begin: int = 0  # index of the first row among all rows that were read together
+    finals: Any = None  # [K, ...] the last observations of the K truncated rows
+    actions: Sequence[Any] = ()  # bytes of each leaf of the actions so far
+    # Players and versions of the weights that chose them.
     acted: list[tuple[str, Version]] = field(default_factory=list)
-    due: int = 0
+    due: int = 0  # shares that have no actions yet
 
     @property
     def rows(self) -> int:
@@ -667,24 +644,18 @@ class AgentSteps:
 
 @dataclass(slots=True, eq=False)
 class StepMessage:
-    """A batch of steps of a session's agents, from one message.
-
-    Attributes:
-        parts: rows of different agents.
-        over: environments whose episodes end.
-        idle: by environment, rewards of agents that never acted in an ended episode.
-        began: environments whose next episodes begin, if the session counts episodes.
-        evaluated: environments whose next episodes an evaluation plays.
-        answers: actions of each part, by the index of its agent.
-        arrived: seconds of `time.perf_counter`.
-    """
+    """A batch of steps of a session's agents, from one message."""
 
     session: GatewaySession
     seq: int
-    parts: list[AgentSteps] = field(default_factory=list)
-    over: list[int] = field(default_factory=list)
+    parts: list[AgentSteps] = field(default_factory=list)  # rows of different agents
+    over: list[int] = field(default_factory=list)  # environments whose episodes end
+    # By environment, rewards of agents that never acted in an ended episode.
     idle: dict[int, float] = field(default_factory=dict)
+    # Environments whose next episodes begin, if the session counts episodes.
     began: list[int] = field(default_factory=list)
+    # Environments whose next episodes an evaluation plays.
     evaluated: list[int] = field(default_factory=list)
+    # Actions of each part, by the index of its agent.
     answers: dict[int, bytes] = field(default_factory=dict)
-    arrived: float = field(default_factory=time.perf_counter)
+    arrived: float = field(default_factory=time.perf_counter)  # seconds of `time.perf_counter`

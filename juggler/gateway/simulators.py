@@ -36,19 +36,15 @@ class SimulatorFailed(RuntimeError):
 
 @dataclass(slots=True)
 class _Copy:
-    """A copy of the simulator.
-
-    Attributes:
-        seen: last number sent and whether an answer is due, by session id.
-        silent: seconds since it last sent or awaited a message.
-        made_by: pid of the process that began each of its sessions, by session id.
-    """
+    """A copy of the simulator."""
 
     name: str
     starts: int = 1
     pid: int = 0
+    # Last number sent and whether an answer is due, by session id.
     seen: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    silent: float = 0.0
+    silent: float = 0.0  # seconds since it last sent or awaited a message
+    # Pid of the process that began each of its sessions, by session id.
     made_by: dict[str, int] = field(default_factory=dict)
 
 

@@ -22,37 +22,24 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 @dataclass(slots=True, eq=False)
 class PlayerRows:
-    """The rows of an agent that belong to one player.
-
-    Attributes:
-        rows: [S] indices of its rows; None: all rows, in order.
-        slots: [S] their places in the player.
-        rewards: [S] of the last actions.
-        early: places, and their rewards from before the first action of an episode.
-        finals: last observations [K, ...] of the K truncated rows.
-        terminated: indices among the S rows where the episode ended.
-        truncated: indices where it was cut off.
-        paused: indices where the player does not act next.
-        acting: places where the player acts next.
-        begin: index of its first row in `observations`.
-        observations: [B, ...] converted observations of the player's turn; set by the player.
-        shown: [B, ...] the same before connectors.
-    """
+    """The rows of an agent that belong to one player."""
 
     steps: AgentSteps
     player: str
-    rows: list[int] | None
-    slots: NDArray[np.intp]
-    rewards: list[float]
+    rows: list[int] | None  # [S] indices of its rows; None: all rows, in order
+    slots: NDArray[np.intp]  # [S] their places in the player
+    rewards: list[float]  # [S] of the last actions
+    # Places, and their rewards from before the first action of an episode.
     early: list[tuple[int, float]]
-    finals: Any
-    terminated: list[int]
-    truncated: list[int]
-    paused: list[int]
-    acting: NDArray[np.intp] = field(init=False)
-    begin: int = 0
+    finals: Any  # last observations [K, ...] of the K truncated rows
+    terminated: list[int]  # indices among the S rows where the episode ended
+    truncated: list[int]  # indices where it was cut off
+    paused: list[int]  # indices where the player does not act next
+    acting: NDArray[np.intp] = field(init=False)  # places where the player acts next
+    begin: int = 0  # index of its first row in `observations`
+    # [B, ...] converted observations of the player's turn; set by the player.
     observations: Any = None
-    shown: Any = None
+    shown: Any = None  # [B, ...] the same before connectors
 
     def __post_init__(self) -> None:
         self.acting = np.delete(self.slots, self.paused) if self.paused else self.slots

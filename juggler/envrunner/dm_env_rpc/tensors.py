@@ -57,23 +57,15 @@ class SimulatorError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The shape, dtype and bounds of the tensors of one name.
+    """The shape, dtype and bounds of the tensors of one name."""
 
-    Attributes:
-        uid: number of the tensor in every step.
-        name: in messages and settings, with periods between levels.
-        field: of a Tensor message, which has its elements.
-        low: the lower bound, [] or [*shape]; None: no bound.
-        high: the upper bound, in the same form.
-    """
-
-    uid: int
-    name: str
+    uid: int  # number of the tensor in every step
+    name: str  # in messages and settings, with periods between levels
     shape: tuple[int, ...]
-    field: str
+    field: str  # of a Tensor message, which has its elements
     dtype: np.dtype[Any]
-    low: NDArray[Any] | None = None
-    high: NDArray[Any] | None = None
+    low: NDArray[Any] | None = None  # the lower bound, [] or [*shape]; None: no bound
+    high: NDArray[Any] | None = None  # the upper bound, in the same form
 
     @classmethod
     def read(cls, uid: int, message: pb.TensorSpec) -> Spec:
@@ -250,17 +242,13 @@ def _write(tensor: pb.Tensor, field: str, array: NDArray[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """Tensors, and their paths in the trees of a space.
-
-    Attributes:
-        space: a Dict by names, with a level for each period in them; for one tensor, its own space.
-        paths: of the tensors in trees of the space, in the same order.
-    """
+    """Tensors, and their paths in the trees of a space."""
 
     what: str
+    # A Dict by names, with a level for each period in them; for one tensor, its own space.
     space: Space
     specs: tuple[Spec, ...]
-    paths: tuple[Path, ...]
+    paths: tuple[Path, ...]  # of the tensors in trees of the space, in the same order
 
     @classmethod
     def of_specs(cls, specs: Sequence[Spec], what: str) -> TensorLayout:
@@ -348,15 +336,11 @@ def chosen(
 
 @dataclass(frozen=True, slots=True)
 class WorldInterface:
-    """Specs by their use.
-
-    Attributes:
-        signals: the reward and, if there is one, the discount.
-    """
+    """Specs by their use."""
 
     observations: TensorLayout
     actions: TensorLayout
-    signals: TensorLayout
+    signals: TensorLayout  # the reward and, if there is one, the discount
 
     @classmethod
     def of(cls, specs: pb.ActionObservationSpecs, options: SimulatorOptions) -> WorldInterface:

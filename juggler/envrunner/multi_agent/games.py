@@ -43,15 +43,11 @@ from juggler.runtime.wire.trees import Tree
 
 
 class AgentReport(NamedTuple):
-    """Observation of an agent that acts next or ended.
-
-    Attributes:
-        mask: the action mask in its info; None: no mask.
-    """
+    """Observation of an agent that acts next or ended."""
 
     slot: int
     observation: Any
-    mask: Any
+    mask: Any  # the action mask in its info; None: no mask
     terminated: bool = False
 
 

@@ -20,18 +20,13 @@ from juggler.runtime.wire.v1 import training_pb2
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The agents that a module plays.
-
-    Attributes:
-        agents: names of the agents that it may play, in the order of `MultiAgentEnvs.agents`.
-        group: index of their group in `MultiAgentEnvs.groups`.
-        spaces: that group.
-    """
+    """The agents that a module plays."""
 
     module_id: str
+    # Names of the agents that it may play, in the order of `MultiAgentEnvs.agents`.
     agents: tuple[str, ...]
-    group: int
-    spaces: AgentGroup
+    group: int  # index of their group in `MultiAgentEnvs.groups`
+    spaces: AgentGroup  # that group
 
     @property
     def is_whole_group(self) -> bool:
@@ -117,14 +112,10 @@ class LineUpError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LineUp:
-    """Players of environments that begin an episode.
+    """Players of environments that begin an episode."""
 
-    Attributes:
-        slots: [K * A] of these environments.
-        players: [K * A] the id of the module that plays there until the episode ends.
-    """
-
-    slots: NDArray[np.intp]
+    slots: NDArray[np.intp]  # [K * A] of these environments
+    # [K * A] the id of the module that plays there until the episode ends.
     players: NDArray[np.str_]
 
 
@@ -277,17 +268,12 @@ _MOST_AGAIN = 64  # line-ups that are played again if no new one is left
 
 @dataclass(frozen=True, slots=True)
 class AssignedMatch:
-    """A match to play.
-
-    Attributes:
-        attempt: number of times that its line-up was drawn again.
-        counts: its outcome is reported; otherwise it is repeated to fill the time.
-    """
+    """A match to play."""
 
     match_id: int
-    attempt: int
+    attempt: int  # number of times that its line-up was drawn again
     players: tuple[str, ...]
-    counts: bool = True
+    counts: bool = True  # its outcome is reported; otherwise it is repeated to fill the time
 
 
 class AssignedLineUps:

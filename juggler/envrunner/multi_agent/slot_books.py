@@ -25,25 +25,18 @@ class BrokenRule(Exception):
 
 
 class SlotResults(NamedTuple):
-    """Results of a step for agents that act next or ended.
+    """Results of a step for agents that act next or ended."""
 
-    Attributes:
-        last: [E] bool, whether an agent that ended had acted in its episode.
-        last_rewards: [E] float64 of the last actions of the agents that ended.
-        first: [B] bool, whether the next action of an agent is its first in the episode.
-        rewards: [B] float64 of the last actions of the agents that act next; where `first`, from
-            before the first action.
-        env_returns: [L] float64 of the episodes that ended.
-        env_lengths: [L] their environment steps.
-        agent_returns: [L, A] float64, each agent's return in these episodes; NaN if it did not act.
-    """
-
-    last: NDArray[np.bool_]
-    last_rewards: Floats
+    last: NDArray[np.bool_]  # [E] bool, whether an agent that ended had acted in its episode
+    last_rewards: Floats  # [E] float64 of the last actions of the agents that ended
+    # [B] bool, whether the next action of an agent is its first in the episode.
     first: NDArray[np.bool_]
+    # [B] float64 of the last actions of the agents that act next; where `first`, from before the
+    # first action.
     rewards: Floats
-    env_returns: Floats
-    env_lengths: Slots
+    env_returns: Floats  # [L] float64 of the episodes that ended
+    env_lengths: Slots  # [L] their environment steps
+    # [L, A] float64, each agent's return in these episodes; NaN if it did not act.
     agent_returns: Floats
 
 

@@ -21,20 +21,15 @@ _FIRST_PLACES = 64
 
 @dataclass(slots=True)
 class _Together:
-    """The rows of places that all act in each turn.
+    """The rows of places that all act in each turn."""
 
-    Attributes:
-        rows: [P] of each place; None: steps are not recorded, or rows begin next.
-        where: the same rows, as a slice if possible.
-        step: complete steps of each row.
-        acted: the rewards of actions are due.
-        due: [P] rows whose states before the first step are not kept yet; None: no row.
-    """
-
+    # [P] of each place; None: steps are not recorded, or rows begin next.
     rows: NDArray[np.intp] | None = None
+    # The same rows, as a slice if possible.
     where: Where = field(default_factory=lambda: slice(None))
-    step: int = 0
-    acted: bool = False
+    step: int = 0  # complete steps of each row
+    acted: bool = False  # the rewards of actions are due
+    # [P] rows whose states before the first step are not kept yet; None: no row.
     due: NDArray[np.bool_] | None = None
 
 
