@@ -29,8 +29,8 @@ from juggler.client.space_values import Values
 from juggler.envrunner.sampling_worker import numpy_in_one_thread
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.module_player import ModulePlayer
-from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import GatewaySettings
+from juggler.gateway.sessions import AgentInterface
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.config import ConnectorsConfig

@@ -23,9 +23,8 @@ from juggler.gateway.agents import ModuleAssignment
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.module_player import ModulePlayer
-from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import LOST, ConnectionLog, GatewaySettings
-from juggler.gateway.sessions import GatewaySession
+from juggler.gateway.sessions import AgentInterface, GatewaySession
 from juggler.gateway.standalone_gateway import ALONE, LOOK_SECONDS, StandaloneGateway
 from juggler.gateway.step_batches import PlayerRows
 from juggler.gateway.transport import Transport

@@ -71,8 +71,6 @@ class DeviceSampler(Sampler):
     Args:
         env: N environments on a device, for which `why_on_host` has no reason.
         policy: explores there; its connectors learn from a whole fragment on the host.
-        steps: T.
-        seed: of the environments and of the policy's noise.
     """
 
     _env: AcceptedVector
@@ -221,25 +219,24 @@ class _DeviceColumns:
 
     def keep(self, t: int, given: Any) -> Any:
         """Keep and return the values [N, ...] of step t."""
-        tree_map(self._copy, self._steps[t], given)
+        device = self._device
+        tree_map(
+            lambda into, x: into.copy_(torch.as_tensor(x, device=device)), self._steps[t], given
+        )
         return self._steps[t]
 
     def copy_to(self, arrays: Any) -> None:
         """Copy the fragment into arrays [N, T, ...]."""
-        tree_map(_copy_over, arrays, self._whole)
 
-    def _copy(self, into: Tensor, given: Any) -> None:
-        into.copy_(torch.as_tensor(given, device=self._device))
+        def copy(column: NDArray[Any], by_step: Tensor) -> None:
+            torch.from_numpy(column).copy_(by_step.transpose(0, 1))
+
+        tree_map(copy, arrays, self._whole)
 
 
 def _numbers(connectors: EnvToModule, device: torch.device) -> dict[str, Tensor]:
     """Copy what connectors have learned to the device."""
     return {name: torch.from_numpy(x).to(device) for name, x in connectors.numbers().items()}
-
-
-def _copy_over(column: NDArray[Any], by_step: Tensor) -> None:
-    """Copy a tensor [T, N, ...] into an array [N, T, ...]."""
-    torch.from_numpy(column).copy_(by_step.transpose(0, 1))
 
 
 def _kept(infos: Mapping[str, Any], rows: int) -> dict[str, Any]:

@@ -299,11 +299,7 @@ class EnvRunner(SamplingWorker):
         self._stage.load(module_id, weights)
 
     def _use_newest(self, connector_state: bytes) -> Version:
-        """Let all modules use their newest weights -> the oldest version.
-
-        Raises:
-            RuntimeError: no module has a learner.
-        """
+        """Let all modules use their newest weights -> the oldest version."""
         assert self._stage is not None
         versions = []
         for module_id, streams in self._streams.items():

@@ -25,7 +25,7 @@ from juggler.runtime.wire.structures import put, take, to_tree, zeros
 from juggler.runtime.wire.trees import Tree
 
 if TYPE_CHECKING:
-    from juggler.envrunner.multi_agent.line_up import LineUps, Players
+    from juggler.envrunner.multi_agent.line_up import LineUps
     from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 
 
@@ -51,10 +51,11 @@ class GymnasiumTurns:
         self.critic_spaces = {}
         self._autoreset = autoreset_mode(env)
         self._all = np.arange(self.num_envs)  # [N]
-        self._none = np.zeros(0, np.intp)
-        self._no_flags = np.zeros(0, np.bool_)
-        self._no_returns = np.zeros((0, 1))
-        self._no_observations = zeros(self._space, (0,))  # [0, ...]
+        none, no_rewards = np.zeros(0, np.intp), np.zeros(0)
+        # For turns with which no episode ends, as in `_turn`.
+        no_flags = np.zeros(0, np.bool_)
+        nothing = zeros(self._space, (0,)), no_rewards, no_flags, no_rewards, none
+        self._none, self._nothing = none, nothing
         self._not_first = np.zeros(self.num_envs, np.bool_)  # [N]
         self._begin()
 
@@ -68,7 +69,8 @@ class GymnasiumTurns:
         shown = reset_environments(self.env, seed)  # [N, ...]
         self._begin()
         first = np.ones(self.num_envs, np.bool_)  # [N]
-        return self._turn(shown, np.zeros(self.num_envs), first, began=self._all)
+        none, nothing = self._none, self._nothing
+        return self._turn(shown, np.zeros(self.num_envs), first, self._all, none, nothing)
 
     def step(self, actions: Sequence[Any]) -> Turn:
         shown, rewards, terminated, truncated, infos = self.env.step(actions[0])
@@ -86,20 +88,15 @@ class GymnasiumTurns:
         self._returns += rewards
         if not np.count_nonzero(done):
             first = self._not_first if idle is None else idle
-            return self._turn(shown, rewards, first, began=began)
+            return self._turn(shown, rewards, first, began, self._none, self._nothing)
         over = done.nonzero()[0]  # [L]
         terminated = np.asarray(terminated)[over]  # [L]
         last = self._last_observations(shown, infos, over, terminated)  # [L, ...]
         # In this mode, nothing else resets them.
         if self._autoreset is AutoresetMode.DISABLED:
             shown, _ = self.env.reset(options={"reset_mask": done})
-        ended = (
-            last,
-            rewards[over],
-            terminated,
-            self._returns[over],
-            self._steps - self._began[over],
-        )
+        lengths = self._steps - self._began[over]  # [L]
+        ended = last, rewards[over], terminated, self._returns[over], lengths
         # A last reward belongs to the ended episode, not to the next action.
         rewards[over] = 0
         if self._autoreset is AutoresetMode.NEXT_STEP:
@@ -107,17 +104,16 @@ class GymnasiumTurns:
         else:
             first, began = done, over
             self._began[over], self._returns[over] = self._steps, 0
-        return self._turn(shown, rewards, first, began=began, over=over, ended=ended)
+        return self._turn(shown, rewards, first, began, over, ended)
 
     def _turn(
         self,
         shown: Any,
         rewards: NDArray[np.float64],
         first: NDArray[np.bool_],
-        *,
         began: NDArray[np.intp],
-        over: NDArray[np.intp] | None = None,
-        ended: tuple[Any, ...] = (),
+        over: NDArray[np.intp],
+        ended: tuple[Any, ...],
     ) -> Turn:
         """Assemble a turn.
 
@@ -126,13 +122,9 @@ class GymnasiumTurns:
             rewards: [N] float64, 0 where an episode has just ended or begun.
             first: [N]
             began: [K]
-            over: [L]; None: no episode ended.
+            over: [L]
             ended: last observations [L, ...], last rewards, terminated, returns and lengths [L].
         """
-        none = self._none
-        if over is None:
-            over, no_rewards = none, self._no_returns[:, 0]
-            ended = self._no_observations, no_rewards, self._no_flags, no_rewards, none
         last_observations, last_rewards, terminated, returns, lengths = ended
         # Rows that only reset are in it, because the vector needs all actions.
         group = GroupTurn(
@@ -237,7 +229,6 @@ def whole_episodes(
     Args:
         envs: N environments. A sampler that uses them must be reset afterwards.
         act: chooses the actions of a turn, for `MultiAgentEnvs.step`.
-        episodes: at least 1.
         watch: called after each step with the number of finished episodes and of steps so far.
         most_steps: maximum environment steps of an episode; an episode that reaches it counts with
             its rewards so far, and later steps count as another episode. 0: no limit.
@@ -349,19 +340,19 @@ def _played(
     episodes: int,
     goal: Goal | None,
     agents: Sequence[str] = (),
-    players: Players | None = None,
+    players: NDArray[np.object_] | None = None,
 ) -> PlayedEpisodes:
     """Collect an evaluation's episodes, until its goal is out of reach.
 
     Args:
         ended: episodes by time.
-        players: the modules that play them now.
+        players: [N, A] the modules that play now.
     """
     every: list[tuple[Episode, Any]] = []  # with the modules [1, A]
     for found in ended:
         # Later episodes of an environment may have other players.
         for episode in found:
-            here = None if players is None else players.of(np.array([episode.env]))
+            here = None if players is None else players[[episode.env]]
             every.append((episode, here))
         if goal is not None and goal.out_of_reach([each.total for each, _ in every], episodes):
             break
@@ -391,7 +382,6 @@ def evaluate(
         env: with any autoreset mode. A sampler that uses it must be reset afterwards.
         policy: has as many rows as `env`; its connectors learn nothing here.
         episodes, seed, watch, most_steps: as in `whole_episodes`.
-        goal: stop as soon as it is out of reach.
         explore: draw actions as in training, instead of taking the most likely ones.
     """
     seen = policy.connectors.observation_space
@@ -444,17 +434,16 @@ def play_whole_episodes(
         line_ups: decides which modules play each episode, from the same seed; None: each module
             always plays its agents. A sampler that uses it must be reset afterwards.
     """
-    from juggler.envrunner.multi_agent.line_up import Players
-
     played_by = {agent: each.role.module_id for each in modules for agent in each.role.agents}
-    players = Players(envs.num_envs, envs.agents, played_by)
+    ids = np.array([played_by[agent] for agent in envs.agents], np.object_)
+    players = np.tile(ids, (envs.num_envs, 1))  # [N, A]
     if line_ups is not None:
         line_ups.reset(seed)
 
     def act(turn: Turn) -> list[Any]:
         if line_ups is not None and len(turn.began):
             line_up = line_ups.begin(turn.began)
-            players.line_up(line_up)
+            players.flat[line_up.slots] = line_up.players
             for slots in modules:
                 slots.line_up(line_up)
         return actions_of(envs, modules, turn)

@@ -68,11 +68,7 @@ class FrozenWeights:
 
 
 def load_tree(module_id: str, tree: Any, policy: Actor) -> None:
-    """Load a module's part of a checkpoint, with its connectors' state.
-
-    Raises:
-        ValueError: weights of the module are missing, or do not fit.
-    """
+    """Load a module's part of a checkpoint, with its connectors' state."""
     weights = tree[WEIGHTS]
     if missing := [name for name in policy.names if name not in weights]:
         raise ValueError(

@@ -334,8 +334,6 @@ class AgentInfos:
     environment ends. With many agents, numbers are not reported by agent.
 
     Args:
-        num_envs: N.
-        agents: their A names.
         steps: T, environment steps of a round.
     """
 

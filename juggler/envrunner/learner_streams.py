@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from juggler.runtime.actors.attachment import Attachment, Contact
 from juggler.runtime.actors.calls import CallEnd
@@ -42,10 +43,6 @@ class LearnerStreams:
         settled: called in another thread when a batch has arrived or is lost, with the module, the
             batch id, "" or the reason for its loss, and an explanation.
         reported: notes that this EnvRunner has reported, shared by the streams of all modules.
-
-    Attributes:
-        senders: by worker id of a learner, its incarnation, and the sender of batches.
-        version: of the weights that the module acts with; None: its initial weights.
     """
 
     def __init__(
@@ -58,7 +55,9 @@ class LearnerStreams:
         reported: set[str],
     ) -> None:
         self.module_id = module_id
+        # By worker id of a learner, its incarnation, and the sender of batches.
         self.senders: dict[str, tuple[str, EpisodeSender]] = {}
+        # Of the weights that the module acts with; None: its initial weights.
         self.version: Version | None = None
         self._index, self._contact, self._settled = index, contact, settled
         self._attachment = attachment
@@ -87,7 +86,7 @@ class LearnerStreams:
                 sender = EpisodeSender(
                     self._reachable(learner),
                     self._metadata,
-                    self._batch_settled,
+                    partial(self._settled, self.module_id),
                     self._contact.tls,
                     self._shares_nothing,
                     self._stream_ended,
@@ -108,9 +107,6 @@ class LearnerStreams:
         self.close_senders()
         if self._subscription is not None:
             self._subscription.close()
-
-    def _batch_settled(self, batch_id: int, dropped: str, explanation: str) -> None:
-        self._settled(self.module_id, batch_id, dropped, explanation)
 
     def _stream_ended(self, end: CallEnd) -> None:
         if end.unanswered:

@@ -15,14 +15,10 @@ from juggler.runtime.wire.v1 import training_pb2
 
 
 class RequestedRound:
-    """Collects the requests of a round.
-
-    Attributes:
-        requests: received so far, by command id.
-    """
+    """Collects the requests of a round."""
 
     def __init__(self) -> None:
-        self.requests: dict[int, training_pb2.SampleRequest] = {}
+        self.requests: dict[int, training_pb2.SampleRequest] = {}  # received so far, by command id
 
     def add(self, command_id: int, request: training_pb2.SampleRequest) -> bool:
         """Add the next request. True: the round is complete.

@@ -31,11 +31,6 @@ class ModuleAssignment:
         league: the driver assigns line-ups; the table has every agent, and no pattern.
         remote_only: what refuses simulators that act by themselves; "": only runs with a table.
 
-    Attributes:
-        league: hands out the driver's line-ups; None: no league.
-        players: ids of the league's modules that may play now.
-        draws: several modules may play an agent.
-
     Raises:
         ValueError: the mapping cannot be imported.
     """
@@ -52,9 +47,12 @@ class ModuleAssignment:
     ) -> None:
         self._remote_only = remote_only or ("a run with the table agents" if table else "")
         self.table = {pattern: may_play(given) for pattern, given in (table or {}).items()}
+        # Hands out the driver's line-ups; None: no league.
         self.league = AssignedLineUps(tuple(self.table), self.table) if league else None
         modules = (each for ids in self.table.values() for each in ids)
+        # Ids of the league's modules that may play now.
         self.players = list(dict.fromkeys(modules)) if league else []
+        # Several modules may play an agent.
         self.draws = league or bool(mapping) or any(len(ids) > 1 for ids in self.table.values())
         self._mapping, self._own, self._seed = mapping, own, seed
         line_ups_of((), {}, mapping, own)  # raises if the function is missing

@@ -14,12 +14,7 @@ from juggler.runtime.wrong_value import points_of
 
 
 class Curriculum:
-    """Chooses the seeds of sessions, and the parameters of new episodes.
-
-    Attributes:
-        own: ordered addresses that are each reserved for one simulator.
-        parameters: current numbers, by name.
-    """
+    """Chooses the seeds of sessions, and the parameters of new episodes."""
 
     def __init__(
         self,
@@ -27,8 +22,8 @@ class Curriculum:
         parameters: Mapping[str, float | Sequence[tuple[float, float]]] | None = None,
         steps: int = 0,
     ) -> None:
-        self.own: Sequence[str] = ()
-        self.parameters: dict[str, float] = {}
+        self.own: Sequence[str] = ()  # ordered addresses that are each reserved for one simulator
+        self.parameters: dict[str, float] = {}  # current numbers, by name
         self._seed = seed
         self._schedules = {name: points_of(each) for name, each in (parameters or {}).items()}
         self._begun: Counter[int] = Counter()  # number of sessions, by index of the address

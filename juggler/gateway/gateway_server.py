@@ -13,17 +13,16 @@ from google.protobuf.message import DecodeError
 
 from juggler.gateway.agents import module_of
 from juggler.gateway.recordings import LocalInference, Recording
-from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_errors import Code, SessionError
-from juggler.gateway.session_manager import GatewaySettings, GatewayWork, SessionManager
-from juggler.gateway.sessions import (
+from juggler.gateway.session_manager import (
     PROTOCOL_MAX,
     PROTOCOL_MIN,
     SERVED,
-    AgentSteps,
-    GatewaySession,
-    StepMessage,
+    GatewaySettings,
+    GatewayWork,
+    SessionManager,
 )
+from juggler.gateway.sessions import AgentInterface, AgentSteps, GatewaySession, StepMessage
 from juggler.gateway.step_batches import (
     Answers,
     PlayerRows,
@@ -54,10 +53,6 @@ class GatewayServer:
     Args:
         work: source of weights and of requests for samples.
         busy: a context around all code that may hang.
-
-    Attributes:
-        counted: numbers of inferences, of their rows and of their batches of steps, and total
-            seconds that these batches waited.
     """
 
     def __init__(
@@ -71,6 +66,8 @@ class GatewayServer:
         self._transport, self._work, self._settings = transport, work, settings
         self._failed, self._busy = failed, busy
         self.seconds: dict[str, float] = defaultdict(float)
+        # Numbers of inferences, of their rows and of their batches of steps, and total seconds that
+        # these batches waited.
         self.counted: dict[str, float] = defaultdict(float)
         self._lock = threading.Lock()
         self._clock = Clock(self._strikes)
@@ -408,11 +405,7 @@ _FAR = 1e9  # seconds: nothing is due
 
 
 class Clock:
-    """A thread with one adjustable alarm.
-
-    Args:
-        strike: called in the clock's thread when the alarm is due.
-    """
+    """A thread with one adjustable alarm."""
 
     def __init__(self, strike: Callable[[], None]) -> None:
         self._strike = strike

@@ -30,9 +30,8 @@ from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.episode_log import EpisodeLog, EpisodeWriter
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.module_player import ModulePlayer
-from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import GatewaySettings
-from juggler.gateway.sessions import RESUME_SECONDS
+from juggler.gateway.sessions import RESUME_SECONDS, AgentInterface
 from juggler.gateway.simulator_evaluation import GreedyEpisodes
 from juggler.gateway.simulators import Simulators
 from juggler.gateway.transport import Transport
@@ -92,12 +91,9 @@ class GatewayRunner(SamplingWorker):
     round is open, the agents of all its modules may begin rows. A round ends when every module has
     a batch, or one module has two. If line-ups are drawn, it also ends with as many steps as a
     round of an EnvRunner has. Then each module hands over its complete rows.
-
-    Attributes:
-        slow_seconds: time after which the gateway reports how full a batch is.
     """
 
-    slow_seconds = 30.0
+    slow_seconds = 30.0  # time after which the gateway reports how full a batch is
 
     def __init__(
         self,
@@ -447,11 +443,7 @@ class GatewayRunner(SamplingWorker):
     # -- rounds -----------------------------------------------------------------------------------
 
     def _can_begin(self, asked: AskedRound) -> bool:
-        """Return whether its requests have their weights, or have no learner.
-
-        Raises:
-            LearnerOutOfReach: no weights came for too long.
-        """
+        """Return whether its requests have their weights, or have no learner."""
         for request in asked.requests.values():
             player = self._players.get(request.module_id)
             if player is None:

@@ -16,8 +16,7 @@ from juggler.envrunner.paced.paced_rows import oldest_version
 from juggler.envrunner.paced.paced_slots import PacedSlots
 from juggler.envrunner.rounds import TrainedResult
 from juggler.gateway.episode_log import EpisodeLog
-from juggler.gateway.row_layout import AgentInterface
-from juggler.gateway.sessions import forget_oldest
+from juggler.gateway.sessions import AgentInterface, forget_oldest
 from juggler.gateway.step_batches import PlayerRows
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.mergeable_state import State, merge
@@ -40,12 +39,6 @@ class ModulePlayer(PacedSlots):
     Args:
         steps: T.
         row_age: as in `PacedSlots`. A single step that takes this long is not trained on.
-
-    Attributes:
-        version: version of the policy's weights.
-        waiting: shares without actions.
-        episode_log: gets every step; None: episodes are not recorded.
-        greedy: plays the episodes of an evaluation; None: the policy plays them.
     """
 
     def __init__(
@@ -61,9 +54,11 @@ class ModulePlayer(PacedSlots):
         policy.require_log_probabilities()
         self.interface = interface
         self.policy, self.row_age = policy, row_age
-        self.version = Version(0, 0)
-        self.waiting: deque[PlayerRows] = deque()
+        self.version = Version(0, 0)  # version of the policy's weights
+        self.waiting: deque[PlayerRows] = deque()  # shares without actions
+        # Gets every step; None: episodes are not recorded.
         self.episode_log: EpisodeLog | None = None
+        # Plays the episodes of an evaluation; None: the policy plays them.
         self.greedy: Actor | None = None
         self.of["playing"] = np.zeros(len(self.of["row"]), np.int8)  # purposes
         self.of["acted_at"] = np.zeros(len(self.of["row"]))  # seconds
@@ -121,7 +116,6 @@ class ModulePlayer(PacedSlots):
         """Add the results of actions, and the next observations.
 
         Args:
-            shares: shares of different environments.
             shown: [B, ...] observations of all their rows, in order.
         """
         slots = np.concatenate([share.slots for share in shares])  # [B]
@@ -180,7 +174,7 @@ class ModulePlayer(PacedSlots):
                     self.counts["episodes"] += len(over)
         for share in shares:
             for place, reward in share.early:  # in few turns
-                self.add_to_returns(np.array([place]), np.array([reward]))
+                self.of["return"][place] += reward
         self.observe(slots, observations)
 
     def end_episodes(self, places: NDArray[np.intp], *, counted: bool) -> None:

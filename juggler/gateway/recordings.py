@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.module_player import ModulePlayer
-from juggler.gateway.row_layout import AgentInterface, check_rewards, read_infos
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.session_manager import SessionManager
-from juggler.gateway.sessions import GatewaySession
-from juggler.gateway.step_batches import to_message
+from juggler.gateway.sessions import AgentInterface, GatewaySession
+from juggler.gateway.step_batches import check_rewards, read_infos, to_message
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.leaves import acted_dtype, at, holds_masks
@@ -237,10 +236,6 @@ class LocalInference:
 
     Args:
         wake: requests a turn soon; any thread may call it.
-
-    Attributes:
-        waiting: unused recordings, the oldest first.
-        bytes_waiting: size of their messages.
     """
 
     def __init__(
@@ -250,8 +245,8 @@ class LocalInference:
         curriculum: Curriculum,
         wake: Callable[[], None],
     ) -> None:
-        self.waiting: deque[Recording] = deque()
-        self.bytes_waiting = 0
+        self.waiting: deque[Recording] = deque()  # unused recordings, the oldest first
+        self.bytes_waiting = 0  # size of their messages
         self._manager, self._player, self._wake = manager, player, wake
         self._curriculum = curriculum
         chosen = player.policy.module_to_env.action_space
@@ -522,15 +517,12 @@ class Publisher:
     """Exports the policy once, in a thread, because it takes seconds.
 
     Models of other versions have the same graph with other weights.
-
-    Attributes:
-        failure: why the export failed; "": it has not failed.
     """
 
     def __init__(
         self, policy: Actor, observation_space: Space[Any], action_space: Space[Any]
     ) -> None:
-        self.failure = ""
+        self.failure = ""  # why the export failed; "": it has not failed
         self._policy = policy
         self._spaces = observation_space, action_space
         self._begun = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -15,17 +15,23 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
 from juggler.envrunner.agent_returns import AgentReturns, add_returns, has_metrics_by_agent
-from juggler.envrunner.info_numbers import InfoNumber, reported_agents
+from juggler.envrunner.info_numbers import (
+    LONGEST_NAME,
+    InfoNumber,
+    is_name,
+    most_names,
+    names_another,
+    reported_agents,
+)
 from juggler.envrunner.multi_agent.line_up import LineUpError
 from juggler.envrunner.rounds import PlayedRound
 from juggler.gateway.agents import ModuleAssignment, module_of
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.module_player import TRAINING, ModulePlayer
-from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.sessions import (
-    PROTOCOL_MAX,
     RESUME_SECONDS,
+    AgentInterface,
     AgentSteps,
     BookedBatch,
     GatewaySession,
@@ -34,7 +40,6 @@ from juggler.gateway.sessions import (
     Sessions,
     SharedEpisodes,
     StepMessage,
-    check_hello,
     forget_oldest,
 )
 from juggler.gateway.simulator_evaluation import Evaluations
@@ -95,17 +100,7 @@ class GatewaySettings:
 
 
 class SessionManager:
-    """Opens sessions for simulators, and closes them.
-
-    Attributes:
-        guests: logs simulators that connect and leave.
-        evaluations: lets evaluations play some of the episodes.
-        players: players by key, each made when a simulator has reported its spaces.
-        answers: writers of actions, by player.
-        env_ended: return and length of environments' ended episodes, summed over the agents. Empty
-            if simulators have one agent each.
-        env_steps: steps of these environments so far.
-    """
+    """Opens sessions for simulators, and closes them."""
 
     def __init__(self, work: GatewayWork, settings: GatewaySettings, counts: Counter[str]) -> None:
         self._work, self._settings, self._counts = work, settings, counts
@@ -113,11 +108,14 @@ class SessionManager:
         self.sessions = Sessions(settings.resume_seconds)
         guests = ConnectionLog(self.sessions, work.report_line, settings.rows, settings.evaluates)
         self.guests = guests
+        # Players by key, each made when a simulator has reported its spaces.
         self.players: dict[str, ModulePlayer] = {}
         self.evaluations = Evaluations(self.players, self.sessions.by_id)
-        self.answers: dict[str, Answers] = {}
+        self.answers: dict[str, Answers] = {}  # writers of actions, by player
+        # Return and length of environments' ended episodes, summed over the agents. Empty if
+        # simulators have one agent each.
         self.env_ended: list[tuple[float, int]] = []
-        self.env_steps = 0
+        self.env_steps = 0  # steps of these environments so far
         self._agent_returns: AgentReturns = {}
         self._names = dict.fromkeys(settings.casting.table)  # of all agents, and patterns
         self._infos: dict[str, deque[InfoNumber]] = {}  # of episodes that ended
@@ -309,7 +307,7 @@ class SessionManager:
 
     def vanish(self, session: GatewaySession) -> None:
         """Wait for a simulator whose connection broke."""
-        session.vanishes()
+        session.stream, session.lost_at = None, time.monotonic()
         self.guests.vanished(session)
 
     def close(self, session: GatewaySession, why: str) -> None:
@@ -411,6 +409,60 @@ class SessionManager:
             agent_returns=of_agents if has_metrics_by_agent(self._names) else {},
             infos=infos,
         )
+
+
+PROTOCOL_MIN = PROTOCOL_MAX = 1
+_MOST_AGENTS = 64  # of one environment
+SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
+
+
+def check_hello(hello: pb.Hello, known: Collection[str]) -> None:
+    """Check the parts of a hello other than spaces.
+
+    Args:
+        known: names of the run's agents, in this session or in another one.
+    """
+    if not hello.protocol_min <= PROTOCOL_MAX or not hello.protocol_max >= PROTOCOL_MIN:
+        raise SessionError(
+            Code.UNSUPPORTED_VERSION,
+            f"this gateway speaks version {PROTOCOL_MIN} to {PROTOCOL_MAX} of the protocol, the "
+            f"simulator {hello.protocol_min} to {hello.protocol_max}, as protocol_min and "
+            "protocol_max of its hello say: set both, or use one version of Juggler on both sides",
+        )
+    # Other versions may give these fields another meaning.
+    if hello.mode not in SERVED:
+        served = ", ".join(pb.Mode.Name(mode) for mode in SERVED)
+        raise SessionError(Code.NOT_SERVED, f"mode {hello.mode} is not served here: use {served}")
+    if not 1 <= len(hello.agents) <= _MOST_AGENTS:
+        text = f"{len(hello.agents)} agents in one session: have 1 to {_MOST_AGENTS}"
+        raise SessionError(Code.NOT_SERVED, text)
+    if not hello.environments:
+        raise SessionError(Code.UNKNOWN_ENVIRONMENT, "a session needs at least 1 environment")
+    if hello.info_names:
+        _check_info_names(hello, known)
+
+
+def _check_info_names(hello: pb.Hello, known: Collection[str]) -> None:
+    names, agents = hello.info_names, [agent.id for agent in hello.agents]
+    apart = reported_agents(agents)
+    most = most_names(apart)
+    if hello.mode == pb.LOGGED_DATA:
+        text = "the mode LOGGED_DATA has no info_names: another policy acted, and the run's metrics"
+        raise SessionError(Code.NOT_SERVED, f"{text} are of its own. Leave them out")
+    if len(names) > most:
+        whose = f" for {len(agents)} agents" if len(agents) > 1 else ""
+        text = f"{len(names)} info_names{whose}: have at most {most}"
+        raise SessionError(Code.NOT_SERVED, text)
+    # Names become metrics, beside those of other agents and sessions.
+    for at, name in enumerate(names):
+        if not is_name(name) or name in names[:at]:
+            text = f"the name {name[:20]!r} among info_names: give each number one of its own, of"
+            raise SessionError(Code.NOT_SERVED, f"{text} 1 to {LONGEST_NAME} printable characters")
+        if names_another(name, apart, (*agents, *known)):
+            text = (
+                f"with {name!r} among info_names, a number would have the name of another agent's"
+            )
+            raise SessionError(Code.NOT_SERVED, f"{text}: rename it")
 
 
 _MOST_ROW_BYTES = 256 << 20

@@ -1,4 +1,4 @@
-"""Sessions of simulators: agents, their episodes, and batches of their steps."""
+"""Sessions of simulators: agents with their spaces, episodes, and batches of steps."""
 
 from __future__ import annotations
 
@@ -7,39 +7,178 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from gymnasium import Space
 from numpy.typing import NDArray
 
-from juggler.envrunner.info_numbers import (
-    LARGEST,
-    LONGEST_NAME,
-    MOST_EPISODES,
-    InfoNumber,
-    is_name,
-    keep_newest,
-    most_names,
-    names_another,
-    reported_agents,
-)
-from juggler.envrunner.multi_agent.line_up import LineUp, LineUps, Players
-from juggler.gateway.row_layout import AgentInterface
+from juggler.envrunner.environments.action_masks import LegalActions, find_non_binary
+from juggler.envrunner.info_numbers import LARGEST, MOST_EPISODES, InfoNumber, keep_newest
+from juggler.envrunner.multi_agent.line_up import LineUps
 from juggler.gateway.session_errors import Code, SessionError
+from juggler.runtime.connectors import leaves
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.near_matches import one_of
+from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves, zeros
+from juggler.runtime.wire.trees import Path, Skeleton, Tree, dtype_to_number, flatten, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 if TYPE_CHECKING:
     from juggler.gateway.transport import GatewayStream
 
 
-PROTOCOL_MIN = PROTOCOL_MAX = 1
-_MOST_AGENTS = 64  # of one environment
 #: How long a session waits for a simulator that vanished.
 RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
-SERVED = (pb.REMOTE_INFERENCE, pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
+
+
+class Leaf:
+    """One array of a space."""
+
+    def __init__(self, path: Path, space: Space[Any]) -> None:
+        self.path = path
+        self.space = space
+        assert space.dtype is not None
+        assert space.shape is not None
+        self.dtype = np.dtype(space.dtype).newbyteorder("<")
+        self.shape = space.shape
+        self.row_bytes = self.dtype.itemsize * prod(self.shape)
+        self.number = dtype_to_number(self.dtype)
+
+
+class SpaceLayout:
+    """The arrays of a space on the wire.
+
+    Raises:
+        UnsupportedSpace: it cannot be sent as arrays.
+    """
+
+    def __init__(self, space: Space[Any]) -> None:
+        self.leaves = [Leaf(path, leaf) for path, leaf in space_leaves(space)]
+        self._places = {leaf.path: place for place, leaf in enumerate(self.leaves)}
+        self._skeleton = Skeleton([leaf.path for leaf in self.leaves])
+
+    def raw(self, tensors: Sequence[pb.NamedTensor], rows: int, what: str) -> list[bytes]:
+        """Return the bytes of each leaf, in order."""
+        found: list[bytes | None] = [None] * len(self.leaves)
+        if len(tensors) != len(self.leaves):
+            named = ", ".join(path_name(leaf.path) for leaf in self.leaves[:20])
+            raise SessionError(
+                Code.WRONG_SHAPE, f"{len(tensors)} arrays of {what}: send one for each of {named}"
+            )
+        for tensor in tensors:
+            place = self._places.get(tuple(tensor.path))
+            if place is None or found[place] is not None:
+                kind = "unknown" if place is None else "sent twice"
+                raise SessionError(
+                    Code.WRONG_SHAPE, f"{what} at {path_name(tuple(tensor.path))}: {kind}"
+                )
+            # NumPy would read any bytes of a fitting length, so dtype and shape are compared first.
+            leaf, data = self.leaves[place], tensor.data
+            given, expected = tuple(tensor.shape), (rows, *leaf.shape)
+            if given != expected or tensor.dtype != leaf.number:
+                raise SessionError(
+                    Code.WRONG_SHAPE,
+                    f"{what} at {path_name(leaf.path)}: dtype {tensor.dtype} and shape "
+                    f"{list(given)}; send dtype {leaf.number} ({leaf.dtype}) and shape "
+                    f"{list(expected)}, as the space says",
+                )
+            # A right shape may come with too few bytes.
+            if len(data) != rows * leaf.row_bytes:
+                raise SessionError(
+                    Code.WRONG_SHAPE,
+                    f"{what} at {path_name(leaf.path)}: {len(data)} bytes, and a shape of "
+                    f"{list(expected)} takes {rows * leaf.row_bytes}",
+                )
+            found[place] = data
+        return [data for data in found if data is not None]
+
+    def tree(self, raws: Sequence[list[bytes]], rows: int) -> Tree:
+        """Join several batches to arrays [rows, ...], in new memory."""
+        arrays = []
+        for place, leaf in enumerate(self.leaves):
+            joined = bytearray().join([raw[place] for raw in raws])
+            if leaf.dtype == np.bool_:
+                array = np.frombuffer(joined, np.uint8) != 0
+            else:
+                array = np.frombuffer(joined, leaf.dtype)
+            arrays.append(array.reshape(rows, *leaf.shape))  # [rows, ...]
+        return self._skeleton.fill(arrays)
+
+
+class AgentInterface:
+    """The observations and actions of agents with equal spaces.
+
+    Raises:
+        UnsupportedSpace: a space cannot be sent as arrays.
+        ValueError: masks do not fit the actions.
+    """
+
+    def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
+        self.spaces = observation_space, action_space
+        # The same as messages, which differ wherever the spaces do.
+        self.messages = space_to_message(observation_space), space_to_message(action_space)
+        self.observations, self.actions = SpaceLayout(observation_space), SpaceLayout(action_space)
+        self._choices = choices_of(leaves.observed_leaves(observation_space).items())
+        self._legal = LegalActions.of(observation_space, action_space)
+        # [1, ...] placeholder of a missing observation.
+        self.nothing = zeros(observation_space, (1,))
+        if leaves.holds_masks(observation_space):
+            for _, mask in flatten(leaves.at(self.nothing, (ACTION_MASK,))):
+                mask[...] = 1
+
+    def first_bad(self, observations: Tree, masks: bool = True) -> tuple[int, SessionError] | None:
+        """Return the first unusable row and its error, or None.
+
+        Args:
+            masks: whether each action mask must allow an action.
+        """
+        for path, array in flatten(observations):
+            if array.dtype.kind == "f" and not (within := _is_float32(array)).all():
+                row = _first(within)
+                return row, _not_float32(f"the observation{_at(path)}", array[row])
+        # Encoders use these numbers as indices.
+        if found := find_outside(self._choices, observations):
+            (row, *_), what = found
+            return row, SessionError(Code.WRONG_SHAPE, f"the observation{what}")
+        if self._legal is None:
+            return None
+        given = leaves.at(observations, (ACTION_MASK,))
+        if found := find_non_binary(given):
+            (row, *_), what = found
+            return row, SessionError(Code.NO_LEGAL_ACTION, what)
+        for _, legal in self._legal.has_legal_action(given) if masks else ():
+            if not legal.all():
+                text = "its action mask allows no action: end the episode instead"
+                return _first(legal), SessionError(Code.NO_LEGAL_ACTION, text)
+        return None
+
+
+def _is_float32(array: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which numbers [...] are finite in float32, the dtype of policies."""
+    is_wide = array.dtype.itemsize > 4
+    good = np.abs(array) <= np.finfo(np.float32).max if is_wide else np.isfinite(array)
+    return np.asarray(good)
+
+
+def _first(good: NDArray[np.bool_]) -> int:
+    """Return the first row of [rows, ...] that is not all good."""
+    return int(good.reshape(len(good), -1).all(1).argmin())
+
+
+def _not_float32(what: str, row: NDArray[Any]) -> SessionError:
+    text = f"{what} is NaN or infinite: the simulator must give finite numbers"
+    if np.isfinite(row).all():
+        text = f"{what} is beyond float32, in which policies compute: scale it"
+    return SessionError(Code.NOT_FINITE, text)
+
+
+def _at(path: Path) -> str:
+    return f" at {path_name(path)}" if path else ""
 
 
 class SessionAgent:
@@ -226,21 +365,16 @@ class GatewaySession:
         (agent,) = self.agents
         return agent
 
-    def vanishes(self) -> None:
-        self.stream, self.lost_at = None, time.monotonic()
-
 
 class Sessions:
     """The open sessions of a gateway.
 
     Args:
         resume_seconds: how long a session waits for a simulator that vanished.
-
-    Attributes:
-        by_id: open sessions, whether or not their simulators are connected.
     """
 
     def __init__(self, resume_seconds: float) -> None:
+        # Open sessions, whether or not their simulators are connected.
         self.by_id: dict[str, GatewaySession] = {}
         self.resume_seconds = resume_seconds
 
@@ -291,55 +425,6 @@ class Sessions:
         """Return sessions that have waited too long for their simulators."""
         since = time.monotonic() - self.resume_seconds
         return [each for each in self.vanished() if each.lost_at < since]
-
-
-def check_hello(hello: pb.Hello, known: Collection[str]) -> None:
-    """Check the parts of a hello other than spaces.
-
-    Args:
-        known: names of the run's agents, in this session or in another one.
-    """
-    if not hello.protocol_min <= PROTOCOL_MAX or not hello.protocol_max >= PROTOCOL_MIN:
-        raise SessionError(
-            Code.UNSUPPORTED_VERSION,
-            f"this gateway speaks version {PROTOCOL_MIN} to {PROTOCOL_MAX} of the protocol, the "
-            f"simulator {hello.protocol_min} to {hello.protocol_max}, as protocol_min and "
-            "protocol_max of its hello say: set both, or use one version of Juggler on both sides",
-        )
-    # Other versions may give these fields another meaning.
-    if hello.mode not in SERVED:
-        served = ", ".join(pb.Mode.Name(mode) for mode in SERVED)
-        raise SessionError(Code.NOT_SERVED, f"mode {hello.mode} is not served here: use {served}")
-    if not 1 <= len(hello.agents) <= _MOST_AGENTS:
-        text = f"{len(hello.agents)} agents in one session: have 1 to {_MOST_AGENTS}"
-        raise SessionError(Code.NOT_SERVED, text)
-    if not hello.environments:
-        raise SessionError(Code.UNKNOWN_ENVIRONMENT, "a session needs at least 1 environment")
-    if hello.info_names:
-        _check_info_names(hello, known)
-
-
-def _check_info_names(hello: pb.Hello, known: Collection[str]) -> None:
-    names, agents = hello.info_names, [agent.id for agent in hello.agents]
-    apart = reported_agents(agents)
-    most = most_names(apart)
-    if hello.mode == pb.LOGGED_DATA:
-        text = "the mode LOGGED_DATA has no info_names: another policy acted, and the run's metrics"
-        raise SessionError(Code.NOT_SERVED, f"{text} are of its own. Leave them out")
-    if len(names) > most:
-        whose = f" for {len(agents)} agents" if len(agents) > 1 else ""
-        text = f"{len(names)} info_names{whose}: have at most {most}"
-        raise SessionError(Code.NOT_SERVED, text)
-    # Names become metrics, beside those of other agents and sessions.
-    for at, name in enumerate(names):
-        if not is_name(name) or name in names[:at]:
-            text = f"the name {name[:20]!r} among info_names: give each number one of its own, of"
-            raise SessionError(Code.NOT_SERVED, f"{text} 1 to {LONGEST_NAME} printable characters")
-        if names_another(name, apart, (*agents, *known)):
-            text = (
-                f"with {name!r} among info_names, a number would have the name of another agent's"
-            )
-            raise SessionError(Code.NOT_SERVED, f"{text}: rename it")
 
 
 _OUT, _ACTS, _ENDED = 0, 1, 2
@@ -395,8 +480,8 @@ class SharedEpisodes:
     ) -> None:
         self.names, self.drawn = tuple(played_by), line_ups is not None
         self._line_ups, self._numbers = line_ups, np.array(numbers, np.intp)
-        at_first = {name: ids[0] for name, ids in played_by.items()}
-        self._players = Players(len(numbers), self.names, at_first)
+        at_first = np.array([ids[0] for ids in played_by.values()], np.object_)
+        self._players = np.tile(at_first, (len(numbers), 1))  # [N, A] modules that act now
         self._column = np.array([order.index(name) for name in self.names], np.intp)  # [A]
         shape = len(self.names), len(numbers)
         self._stages: NDArray[np.int8] = np.zeros(shape, np.int8)
@@ -490,7 +575,7 @@ class SharedEpisodes:
 
     def players(self, environments: Sequence[int]) -> NDArray[np.object_]:
         """Return the ids of modules [K, A] in environments [K]."""
-        return self._players.of(np.array(environments, np.intp))
+        return self._players[np.array(environments, np.intp)]
 
     def begin(self, environments: Sequence[int], evaluated: Sequence[int]) -> None:
         """Draw line-ups for new episodes in environments [K].
@@ -503,9 +588,7 @@ class SharedEpisodes:
         line_up = self._line_ups.begin(
             self._numbers[began], self._numbers[list(evaluated)].tolist()
         )
-        ours = line_up.players.reshape(len(began), -1)[:, self._column]  # [K, A]
-        slots = began[:, None] * len(self.names) + np.arange(len(self.names))  # [K, A]
-        self._players.line_up(LineUp(slots.ravel(), ours.ravel()))
+        self._players[began] = line_up.players.reshape(len(began), -1)[:, self._column]  # [K, A]
 
     def report_ended(self, environments: Sequence[int], booked: BookedBatch) -> None:
         """Report ended episodes of environments [L] to the line-ups."""

@@ -27,13 +27,6 @@ class GreedyEpisodes:
             limit.
         goal: the evaluation ends once it is out of reach; None: no goal.
         everywhere: play in all environments, instead of half of them.
-
-    Attributes:
-        returns: undiscounted returns of the episodes so far.
-        lengths: their numbers of steps.
-        agent_returns: returns of each of several agents in them.
-        running: number of its episodes that have begun and not ended.
-        given_up: the driver has cancelled the evaluation.
     """
 
     def __init__(
@@ -46,11 +39,11 @@ class GreedyEpisodes:
     ) -> None:
         self.actors, self.most_steps = actors, most_steps
         self.everywhere = everywhere
-        self.returns: list[float] = []
+        self.returns: list[float] = []  # undiscounted returns of the episodes so far
         self.lengths: list[int] = []
-        self.agent_returns: AgentReturns = {}
-        self.running = 0
-        self.given_up = False
+        self.agent_returns: AgentReturns = {}  # returns of each of several agents in them
+        self.running = 0  # number of its episodes that have begun and not ended
+        self.given_up = False  # the driver has cancelled the evaluation
         self._episodes, self._goal = episodes, goal
 
     @property
@@ -76,17 +69,13 @@ class Evaluations:
     """Lets evaluations play some of the episodes of simulators.
 
     All agents of an environment play an episode for the same purpose.
-
-    Attributes:
-        running: the evaluation; None: there is none.
-        began: an evaluation has begun, so episodes of one may be running.
     """
 
     def __init__(
         self, players: Mapping[str, ModulePlayer], sessions: Mapping[str, GatewaySession]
     ) -> None:
-        self.running: GreedyEpisodes | None = None
-        self.began = False
+        self.running: GreedyEpisodes | None = None  # the evaluation; None: there is none
+        self.began = False  # an evaluation has begun, so episodes of one may be running
         self._players, self._sessions = players, sessions
 
     def begin(self, evaluation: GreedyEpisodes) -> None:

@@ -24,14 +24,9 @@ _LEAVING_LOOK_SECONDS = 0.02
 
 
 class SimulatorFailed(RuntimeError):
-    """A simulator keeps ending.
+    """A simulator keeps ending."""
 
-    Attributes:
-        lasting: always true, because it would fail again.
-        traceback: always "", because the message is complete.
-    """
-
-    lasting, traceback = True, ""
+    lasting, traceback = True, ""  # it would fail again, and the message is complete
 
 
 @dataclass(slots=True)

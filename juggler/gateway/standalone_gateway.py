@@ -15,8 +15,8 @@ from juggler.gateway.agents import ModuleAssignment, module_of
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.module_player import ModulePlayer
-from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import GatewaySettings
+from juggler.gateway.sessions import AgentInterface
 from juggler.gateway.simulator_evaluation import GreedyEpisodes
 from juggler.gateway.simulators import Simulators
 from juggler.gateway.transport import Transport
@@ -33,9 +33,6 @@ PartsOf = Callable[[str, Space[Any], Space[Any]], tuple[RLModule, EnvToModule, M
 
 class StandaloneGateway:
     """The `GatewayWork` of a gateway that records no steps.
-
-    Args:
-        report: called with each line for people.
 
     Attributes:
         over: set once the gateway may end.
@@ -123,7 +120,6 @@ def evaluate_with_copies(
 
     Args:
         mapping: name of the function that draws line-ups; "": none.
-        parts_of: builds the checkpoint's modules.
         steps_trained: decides about scheduled parameters of episodes.
         report: called with warnings, and with the ends of copies, in any thread.
         watch: called now and then with the number of finished episodes and of steps so far.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -10,9 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.gateway.row_layout import AgentInterface, SpaceLayout, check_rewards, read_infos
 from juggler.gateway.session_errors import Code, SessionError
-from juggler.gateway.sessions import AgentSteps, GatewaySession, SessionAgent, StepMessage
+from juggler.gateway.sessions import (
+    AgentInterface,
+    AgentSteps,
+    GatewaySession,
+    SessionAgent,
+    SpaceLayout,
+    StepMessage,
+)
+from juggler.runtime.episodes.batch import MOST_REWARD, TOO_LARGE
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.chunks import write_varint
 from juggler.runtime.wire.structures import put, take
@@ -98,6 +106,40 @@ def read_steps(session: GatewaySession, message: pb.StepBatch) -> StepMessage:
         error.seq = message.seq
         raise
     return batch
+
+
+def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None:
+    """Check that rewards are small enough for a learner to square returns.
+
+    Args:
+        whose: returns the origin of a reward for messages, by its index.
+    """
+    if sum(map(abs, rewards)) <= MOST_REWARD:  # false with a NaN
+        return
+    for at, each in enumerate(rewards):
+        if not abs(each) <= MOST_REWARD:
+            rule = "rewards must be finite numbers"
+            if math.isfinite(each):
+                rule = TOO_LARGE
+            raise SessionError(Code.NOT_FINITE, f"the reward of {whose(at)} is {each:g}: {rule}")
+
+
+def read_infos(
+    given: Sequence[float], count: int, names: int, what: str
+) -> NDArray[np.float64] | None:
+    """Return numbers [count, K] of rows or steps; None: no numbers.
+
+    Args:
+        count: number of rows or steps.
+        names: K, number of `info_names` of the hello.
+    """
+    if not given:
+        return None
+    if len(given) != count * names:
+        text = f"{len(given)} infos for {count} {what}, and the hello has {names} info_names"
+        rule = "send one number for each name in each of them, NaN where there is none"
+        raise SessionError(Code.WRONG_SHAPE, f"{text}: {rule}")
+    return np.array(given, np.float64).reshape(count, names)
 
 
 def _check_agents(session: GatewaySession, parts: Sequence[pb.Rows]) -> None:

@@ -176,14 +176,11 @@ class Transport:
     Args:
         token: token that calls must send; "": no token.
         loopbacks: number of further addresses, for processes of this host.
-
-    Attributes:
-        listener: handles events of its streams.
-        loopbacks: these addresses after the start. They have no TLS.
     """
 
     def __init__(self, token: str, loopbacks: int = 0) -> None:
-        self.listener: Listener
+        self.listener: Listener  # handles events of its streams
+        # These addresses after the start. They have no TLS.
         self.loopbacks = ["127.0.0.1:0"] * loopbacks
         self._token = token
         self._queue: Any = None

@@ -22,9 +22,8 @@ from support.gateway_world import (
 )
 
 from juggler.gateway import gateway_server, session_manager
-from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_errors import SessionError
-from juggler.gateway.sessions import GatewaySession, SessionAgent
+from juggler.gateway.sessions import AgentInterface, GatewaySession, SessionAgent
 from juggler.gateway.step_batches import read_steps
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 

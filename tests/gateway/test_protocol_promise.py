@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from juggler.gateway.sessions import PROTOCOL_MAX, PROTOCOL_MIN
+from juggler.gateway.session_manager import PROTOCOL_MAX, PROTOCOL_MIN
 from juggler.runtime.wire.v1 import simulator_pb2, spaces_pb2, tensors_pb2
 
 PROMISED = Path(__file__).with_name("simulator_protocol_1.txt")

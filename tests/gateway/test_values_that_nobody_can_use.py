@@ -10,8 +10,9 @@ from gymnasium import spaces
 from support.gateway_world import GatewayWorld
 
 from juggler.client import GatewayError
-from juggler.gateway.row_layout import AgentInterface, SpaceLayout, check_rewards
 from juggler.gateway.session_errors import Code, SessionError
+from juggler.gateway.sessions import AgentInterface, SpaceLayout
+from juggler.gateway.step_batches import check_rewards
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.wire.structures import zeros
 from juggler.runtime.wire.v1 import simulator_pb2 as pb

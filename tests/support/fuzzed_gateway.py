@@ -22,8 +22,8 @@ from juggler.gateway.agents import ModuleAssignment
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.module_player import ModulePlayer
 from juggler.gateway.recordings import Publisher
-from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import GatewaySettings
+from juggler.gateway.sessions import AgentInterface
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.config import ConnectorsConfig

@@ -33,8 +33,8 @@ from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.gateway_worker import GatewayRunner
 from juggler.gateway.module_player import ModulePlayer
-from juggler.gateway.row_layout import AgentInterface
 from juggler.gateway.session_manager import GatewaySettings
+from juggler.gateway.sessions import AgentInterface
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.actors.attachment import Attachment, Contact

@@ -20,9 +20,6 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
 
     `actions` are the recorded actions for the observations of the last `reset` or `step`. Each
     pass over the episodes is in a random order. An environment that ends an episode takes the next.
-
-    Attributes:
-        actions: a tree of arrays [N, ...], as recorded; new at each step.
     """
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012
@@ -34,6 +31,7 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(dataset.observation_space, num_envs)
         self.action_space = batch_space(dataset.action_space, num_envs)
         self.dataset = dataset
+        # A tree of arrays [N, ...], as recorded; new at each step.
         self.actions: Tree = zeros(dataset.action_space, (num_envs,))
         self._order: list[int] = []
         self._playing: list[RecordedEpisode] = []

@@ -65,9 +65,6 @@ class WorldStream:
         index: of the environment in its EnvRunner.
         address: of the simulator, as "host:port" or "unix:path".
         deadline: seconds that a reply may take.
-
-    Attributes:
-        interface: the specs in use; set by `join`.
     """
 
     def __init__(
@@ -85,7 +82,7 @@ class WorldStream:
         self._call: Any = None
         self._created: str | None = None  # name of the world that this agent has created
         self._ended = True  # the next step begins a sequence, without actions
-        self.interface: WorldInterface
+        self.interface: WorldInterface  # the specs in use; set by `join`
 
     async def join(self) -> None:
         """Dial until the simulator answers, and join its world.
@@ -122,7 +119,6 @@ class WorldStream:
         """Begin a sequence, and copy its first observations into this agent's row.
 
         Args:
-            seed: value of the simulator's seed setting; None: no seed.
             into: arrays [N, ...] by their paths.
         """
         if seed is not None or not self._ended:

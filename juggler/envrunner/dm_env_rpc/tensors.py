@@ -163,10 +163,6 @@ class Spec:
             return numbers.reshape(self.shape)
         return np.full(self.shape, numbers[0], self.dtype)
 
-    def encode(self, tensor: pb.Tensor, array: NDArray[Any]) -> None:
-        """Write an array [*shape] of the dtype into a new message."""
-        _write(tensor, self.field, array)
-
     def _is_meant_by(self, given: tuple[int, ...]) -> bool:
         """Return whether a shape with one open dimension fits the spec."""
         return (
@@ -210,9 +206,6 @@ def setting(value: Any) -> pb.Tensor:
     Args:
         value: a number, text, true or false, or an array of these. Integers are sent as int64 and
             other numbers as double; {dtype = "int32", value = 3} sets another dtype.
-
-    Raises:
-        SimulatorError: it is something else.
     """
     dtype = None
     if isinstance(value, Mapping):
@@ -396,15 +389,12 @@ class WorldInterface:
             action = np.asarray(actions[path][row], spec.dtype)  # [*spec.shape]
             if spec.dtype.kind == "f" and (spec.low is not None or spec.high is not None):
                 action = np.clip(action, spec.low, spec.high)
-            spec.encode(step.actions[spec.uid], action)
+            _write(step.actions[spec.uid], spec.field, action)
 
     def read_reply(self, step: pb.StepResponse, row: int, into: Mapping[Path, Any]) -> list[float]:
         """Copy a reply's observations into row `row` of arrays [N, ...].
 
         Returns the reward and, if the simulator has one, the discount.
-
-        Raises:
-            SimulatorError: an observation is missing, or does not fit its spec.
         """
         for path, spec in zip(self.observations.paths, self.observations.specs, strict=True):
             into[path][row] = _given(step, spec)

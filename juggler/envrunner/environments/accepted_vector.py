@@ -25,14 +25,12 @@ class AcceptedVector(VectorWrapper):
 
     Args:
         where: its name in errors.
-
-    Attributes:
-        device: of the tensors that the last reset returned; None: it returned arrays.
     """
 
     def __init__(self, env: Any, where: str) -> None:
         super().__init__(env)
         self.where = where
+        # Of the tensors that the last reset returned; None: it returned arrays.
         self.device: torch.device | None = None
         keep_own_finals(env)
         self._form = _ResultForm(env.single_observation_space, env.num_envs)

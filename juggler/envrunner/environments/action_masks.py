@@ -20,6 +20,7 @@ from juggler.runtime.wire.structures import (
     choices_of,
     find_outside,
     from_tree,
+    put,
     space_leaves,
     tree_map,
     zeros,
@@ -225,7 +226,9 @@ class ObservedMasks(VectorWrapper):
             if self._same_step:
                 infos = {**infos, "final_obs": self._finals(infos, over, terminated)}
             else:
-                _fill(self._masks, over, 1)
+                ended = np.flatnonzero(over)  # [E]
+                ones = tree_map(lambda mask: np.ones_like(mask[ended]), self._masks)
+                put(self._masks, ended, ones)
                 read = read & ~terminated
         self._keep(infos, read, "step")
         return self._with(observations, self._masks), rewards, terminated, truncated, infos
@@ -245,7 +248,7 @@ class ObservedMasks(VectorWrapper):
         """Store the masks of the environments in `given` [N]."""
         rows = np.flatnonzero(given)
         if len(rows):
-            _fill(self._masks, rows, self._read(infos, rows, call))
+            put(self._masks, rows, self._read(infos, rows, call))
 
     def _read(self, infos: dict[str, Any], rows: NDArray[np.intp], call: str) -> Any:
         """Read and check the masks [k, n] of some environments."""
@@ -359,14 +362,4 @@ def mask_space(masks: Any) -> Space[Any]:
 
 def _form(masks: Any) -> Any:
     """Return the shape of one mask: (n,), or a dict of these."""
-    if isinstance(masks, Mapping):
-        return {key: _form(branch) for key, branch in masks.items()}
-    return masks.shape[1:]
-
-
-def _fill(masks: Any, rows: NDArray[Any], new: Any) -> None:
-    if isinstance(masks, Mapping):
-        for key, branch in masks.items():
-            _fill(branch, rows, new[key] if isinstance(new, Mapping) else new)
-    else:
-        masks[rows] = new
+    return tree_map(lambda mask: mask.shape[1:], masks)

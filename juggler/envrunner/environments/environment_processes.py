@@ -277,9 +277,6 @@ class _OneEnvironment(EnvironmentsInTurn):
 
     Args:
         memory: of this environment [1, ...].
-
-    Raises:
-        EnvironmentFailed: it cannot be made, or has other spaces than the first one.
     """
 
     def __init__(

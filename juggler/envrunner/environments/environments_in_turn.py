@@ -236,11 +236,7 @@ def mask_in(info: Mapping[str, Any]) -> dict[str, Any]:
 def add_mask(
     env: VectorEnv[Any, Any, Any], infos: dict[str, Any], info: Mapping[str, Any], row: int
 ) -> dict[str, Any]:
-    """Add the action mask of an info, if it has one.
-
-    Raises:
-        BadResult: the masks of other environments have another shape or type.
-    """
+    """Add the action mask of an info, if it has one."""
     part, others = mask_in(info), infos.get(ACTION_MASK)
     try:
         if part and isinstance(others, np.ndarray) and others.dtype != object:

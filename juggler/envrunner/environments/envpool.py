@@ -349,12 +349,7 @@ class EnvPoolRows:
 
 
 def number_of_agents(name: str) -> int:
-    """Return how many agents an environment of EnvPool has.
-
-    Raises:
-        ValueError: EnvPool has no such environment.
-        EnvironmentFailed: it cannot load it.
-    """
+    """Return how many agents an environment of EnvPool has."""
     envpool = _envpool_with(name)
     with failures_of(SCHEME + name, "constructor"):
         return int(envpool.make_spec(name).config.max_num_players)

@@ -14,10 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from juggler.runtime.wire.structures import space_leaves, to_tree, tree_map
-from juggler.runtime.wire.trees import Path, flatten, path_name
-
-#: What `space_leaves` returns.
-SpaceLeaves = list[tuple[Path, gymnasium.Space[Any]]]
+from juggler.runtime.wire.trees import flatten, path_name
 
 _RETURNED = {
     "reset": "(observation, info)",
@@ -56,14 +53,8 @@ def misfit(
     space: gymnasium.Space[Any],
     observation: Any,
     what: str = "observation",
-    leaves: SpaceLeaves | None = None,
 ) -> str:
-    """Explain why a value does not fit its space; "": it fits.
-
-    Args:
-        what: its name in the explanation.
-        leaves: of the space; None: computed here.
-    """
+    """Explain why a value does not fit its space; "": it fits."""
     if isinstance(observation, np.ndarray) and (
         (observation.shape, observation.dtype) == (space.shape, space.dtype)  # the usual case
     ):
@@ -77,7 +68,7 @@ def misfit(
     except Exception as error:
         return f"its {what} has other parts than {space}: {type(error).__name__}: {error}"
     # NumPy would broadcast or truncate what does not fit.
-    for path, leaf in space_leaves(space) if leaves is None else leaves:
+    for path, leaf in space_leaves(space):
         if path not in arrays:
             return f"its {what} has other parts at {path_name(path)} than {space}"
         array, dtype = arrays[path], np.dtype(leaf.dtype)

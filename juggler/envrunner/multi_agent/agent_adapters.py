@@ -170,11 +170,7 @@ class PassingAgents:
         return found
 
     def _by_place(self, results: Any) -> Any:
-        """Name the agents of results by their places; newcomers get one.
-
-        Raises:
-            ValueError: there are more agents than places.
-        """
+        """Name the agents of results by their places; newcomers get one."""
         taken = set(self._place_of.values())
         free = [place for place in self.possible_agents if place not in taken]
         for agent in self.env.agents:

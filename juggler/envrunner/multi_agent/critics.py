@@ -52,9 +52,6 @@ class GroupObservations:
         plain: the agents, with their spaces in the environment.
         mask: in the info of one of them at the beginning of an episode; None: no mask.
 
-    Attributes:
-        group: the agents, with the observation space of the batches.
-
     Raises:
         ValueError: `mask` does not fit the actions.
         UnsupportedSpace: a space has no encoding.
@@ -65,7 +62,7 @@ class GroupObservations:
         self._actions = plain.action_space
         self._leaves = space_leaves(self._plain)
         self._mask: spaces.Space[Any] | None = None
-        self.group = plain
+        self.group = plain  # the agents, with the observation space of the batches
         self._ignores = holds_masks(self._plain)  # the observations already have masks
         if mask is not None and not self._ignores:
             try:
@@ -110,7 +107,10 @@ class GroupObservations:
             if mask is None and not last:
                 raise Misfit(row, "its info had an action mask before, and here it has none")
             try:
-                each = _everything(space) if mask is None else flat_mask(self._actions, mask)
+                if mask is None:  # everything is allowed
+                    each = tree_map(np.ones_like, zeros(space))
+                else:
+                    each = flat_mask(self._actions, mask)
                 # A mask may also be floats of 0.0 and 1.0.
                 why = misfit(space, tree_map(_as_int8, each), ACTION_MASK)
             except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -162,11 +162,6 @@ def _has_tuples(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Tuple)
 
 
-def _everything(space: spaces.Space[Any]) -> Any:
-    """Return the mask that allows every action."""
-    return tree_map(np.ones_like, zeros(space))
-
-
 def _stacked(values: list[Any], space: spaces.Space[Any]) -> NDArray[Any]:
     """Stack values of a space without Dict or Tuple: [B, ...]."""
     batch = np.array(values)  # [B, ...]
@@ -189,7 +184,8 @@ class States:
     def __init__(self, space: Space[Any] | None, first: Any) -> None:
         if space is None:
             like = np.asarray(first)
-            space = spaces.Box(-np.inf, np.inf, like.shape, _dtype_of(like))
+            dtype: Any = np.float32 if like.dtype.kind == "f" else like.dtype  # as in learners
+            space = spaces.Box(-np.inf, np.inf, like.shape, dtype)
         self.space = space
         self._leaves = space_leaves(space)
 
@@ -274,11 +270,6 @@ def _joint_shape(leaf: Space[Any], count: int) -> tuple[int, ...]:
     shape = leaf.shape or ()
     is_vector = len(shape) == 1 and isinstance(leaf, spaces.Box | spaces.MultiBinary)
     return (count * shape[0],) if is_vector else (count, *shape)
-
-
-def _dtype_of(state: NDArray[Any]) -> Any:
-    """Return the dtype of states without a space: learners compute in float32."""
-    return np.float32 if state.dtype.kind == "f" else state.dtype
 
 
 def space_with_critic(space: Space[Any], critic_space: Space[Any] | None) -> Space[Any]:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,33 +52,25 @@ class AgentReport(NamedTuple):
     terminated: bool = False
 
 
+_slot = attrgetter("slot")
+
+
 class Reports:
-    """Results of all environments in one step.
-
-    Attributes:
-        rewards: by slot.
-        ended: by group, the agents whose episode ended.
-        acting: by group, the agents that act next.
-        over: environments whose agents are all done.
-        critics_now: what critics see with the agents that act next, by kind and environment.
-        critics_at_end: the same with the agents that ended, in environments where any did; copies.
-        infos: numbers in the infos of agents that have acted or ended, [N * A] by name.
-        unread: keys of infos that are not agents.
-
-    Args:
-        slots: N * A.
-    """
+    """Results of all environments in one step."""
 
     def __init__(self, groups: int, slots: int) -> None:
-        self.infos: dict[str, Any] = {}
-        self.unread: set[str] = set()
-        self.slots = slots
-        self.critics_now: dict[str, dict[int, Any]] = defaultdict(dict)
-        self.critics_at_end: dict[str, dict[int, Any]] = defaultdict(dict)
-        self.rewards: dict[int, float] = {}
+        self.slots = slots  # N * A
+        self.rewards: dict[int, float] = {}  # by slot
+        # By group, the agents whose episode ended, and the agents that act next.
         self.ended: list[list[AgentReport]] = [[] for _ in range(groups)]
         self.acting: list[list[AgentReport]] = [[] for _ in range(groups)]
-        self.over: list[int] = []
+        self.over: list[int] = []  # environments whose agents are all done
+        # What critics see, by kind and environment: with the agents that act next, and with the
+        # agents that ended, in environments where any did; the latter are copies.
+        self.critics_now: dict[str, dict[int, Any]] = defaultdict(dict)
+        self.critics_at_end: dict[str, dict[int, Any]] = defaultdict(dict)
+        self.infos: dict[str, Any] = {}  # [N * A] by name, of agents that have acted or ended
+        self.unread: set[str] = set()  # keys of infos that are not agents
 
 
 def is_mapping(info: Any) -> bool:
@@ -92,10 +85,6 @@ class Game(ABC):
     Args:
         limit: truncate all agents after this many steps of the environment; None: never.
 
-    Attributes:
-        ids: its agents, by its own names; slots are numbered in this order.
-        critics_see: values of `critic_sees` that it reports.
-
     Raises:
         ValueError: the environment has no possible_agents.
     """
@@ -103,9 +92,10 @@ class Game(ABC):
     def __init__(self, env: Any, index: int, limit: int | None = None) -> None:
         self.env = env
         self.index = index
-        self.critics_see: Collection[str] = ()
+        self.critics_see: Collection[str] = ()  # values of `critic_sees` that it reports
         self._limit = limit
         self._steps = 0  # of the running episode, which subclasses count
+        # Its agents, by its own names; slots are numbered in this order.
         ids = getattr(env, "possible_agents", None)
         if not ids:
             raise ValueError(
@@ -120,11 +110,7 @@ class Game(ABC):
         self._group_of: Sequence[int] = ()
 
     def spaces_of(self, agent: Hashable) -> tuple[Space[Any], Space[Any]]:
-        """Return the observation space and the action space of an agent.
-
-        Raises:
-            BrokenRule: one of them changes with each call, or is not a space.
-        """
+        """Return the observation space and the action space of an agent."""
         for name in ("observation_space", "action_space"):
             space, again = getattr(self.env, name)(agent), getattr(self.env, name)(agent)
             if not isinstance(space, Space):
@@ -410,11 +396,10 @@ class TurnBasedGame(Game):
                 self._truncate(ends)
                 return False
             if not (terminated or truncated):
-                if not self.critics_see:
-                    self._acts(agent, observation, info, reports)
-                    return True
-                # A copy, because the environment is observed again for critics.
-                self._acts(agent, copy.deepcopy(observation), info, reports)
+                # Critics observe the environment again, which may write into the same memory.
+                if self.critics_see:
+                    observation = copy.deepcopy(observation)
+                self._acts(agent, observation, info, reports)
                 for kind, seen in self._seen_by_critics(self._observations).items():
                     reports.critics_now[kind][self.index] = seen
                 return True
@@ -463,7 +448,6 @@ class GamesInTurn:
 
     Args:
         games: N environments, which have the same agents with the same spaces.
-        critics_see: values of `critic_sees` that turns must have.
 
     Raises:
         EnvironmentFailed: an environment raised, or broke PettingZoo's rules.
@@ -713,7 +697,3 @@ class GamesInTurn:
         if isinstance(error, BrokenRule):
             return EnvironmentFailed(self.name_of(index), call, error.reason)
         return EnvironmentFailed.during(self.name_of(index), call, error)
-
-
-def _slot(report: AgentReport) -> int:
-    return report.slot

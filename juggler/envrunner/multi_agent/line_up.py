@@ -28,11 +28,6 @@ class Role:
     group: int  # index of their group in `MultiAgentEnvs.groups`
     spaces: AgentGroup  # that group
 
-    @property
-    def is_whole_group(self) -> bool:
-        """Whether the module plays every agent of its group."""
-        return self.agents == self.spaces.agents
-
 
 def cast(
     envs: MultiAgentEnvs, played_by: Mapping[str, str | Sequence[str]], modules: Collection[str]
@@ -119,28 +114,6 @@ class LineUp:
     players: NDArray[np.str_]
 
 
-class Players:
-    """The current module of each agent in each of N environments.
-
-    Args:
-        num_envs: N.
-        agents: A names.
-        played_by: by agent, its module before the first line-up.
-    """
-
-    def __init__(self, num_envs: int, agents: Sequence[str], played_by: Mapping[str, str]) -> None:
-        ids = [played_by[agent] for agent in agents]
-        self._ids = np.tile(np.array(ids, np.object_), (num_envs, 1))  # [N, A]
-
-    def line_up(self, line_up: LineUp) -> None:
-        """Set the players of episodes that begin."""
-        self._ids.flat[line_up.slots] = line_up.players
-
-    def of(self, envs: NDArray[np.intp]) -> NDArray[np.object_]:
-        """Return the ids of modules [K, A] in environments [K]."""
-        return self._ids[envs]
-
-
 class LineUps(Protocol):
     """Decides which modules play an episode, when it begins."""
 
@@ -172,10 +145,6 @@ class DrawnLineUps(LineUps):
     """Draws a line-up for each episode.
 
     It depends only on the seed, the environment, and the number of the episode there.
-
-    Args:
-        agents: the A agents of an environment.
-        who_plays: draws the line-up of one episode.
     """
 
     def __init__(
@@ -246,9 +215,6 @@ def line_ups_of(
     Args:
         mapping: name of a function; "": line-ups are drawn uniformly.
         own: functions of a script, by name.
-
-    Raises:
-        ValueError: the function cannot be imported.
     """
     if mapping:
         who_plays = (own or {}).get(mapping) or found(mapping, "mapping")
@@ -284,7 +250,6 @@ class AssignedLineUps:
     and in an evaluation, the first module that may play an agent plays it.
 
     Args:
-        agents: the A agents of an environment.
         played_by: by agent, in the order of players in line-ups, the modules that may play it.
     """
 

@@ -53,13 +53,6 @@ class ModuleSlots:
         critic_sees: what its value function sees: a key of `Turn.critics`, or "observation", as
             the agents.
         critic_space: of what its value function sees; None: of "observation".
-
-    Attributes:
-        most_rows: maximum number of rows in a batch: one per slot.
-        acting: [B] places of the agents that act next.
-        where: [B] their indices among the agents of their group that act next; a slice if all of
-            the group belong to this module.
-        is_seated: the module plays somewhere now.
     """
 
     def __init__(
@@ -80,11 +73,11 @@ class ModuleSlots:
         within = np.array([agents.index(agent) for agent in role.agents], np.intp)  # [agents]
         slots = np.arange(num_envs)[:, None] * len(agents) + within  # [N, agents]
         self._slots: NDArray[np.intp] = slots.ravel()  # [P] by place
-        self.most_rows = len(self._slots)
+        self.most_rows = len(self._slots)  # maximum number of rows in a batch: one per slot
         self._place_of = np.full(num_envs * len(agents), -1, np.intp)  # [N A] by slot
         self._place_of[self._slots] = np.arange(self.most_rows)
         self._places = self._place_of.copy()  # [N A] for any line-up
-        self._plays_whole_group = role.is_whole_group
+        self._plays_whole_group = role.agents == role.spaces.agents
         # Rows also hold what the critic sees.
         kept = space_with_critic(connectors.observation_space, critic_space)
         self._paced = PacedSlots(kept, policy, steps, row_age, self.most_rows)
@@ -99,10 +92,12 @@ class ModuleSlots:
         self._watched: list[NDArray[np.bool_]] = []  # [B] by turn, rows that connectors learn from
         self._turns = 0  # of this round
         self._not_finite: NonFiniteBatch | None = None
-        self.acting = np.zeros(0, np.intp)
+        self.acting = np.zeros(0, np.intp)  # [B] places of the agents that act next
+        # [B] their indices among the agents of their group that act next; a slice if all of the
+        # group belong to this module.
         self.where: NDArray[np.intp] | slice = slice(None)
         self._version = Version(0, 0)
-        self.is_seated = True
+        self.is_seated = True  # the module plays somewhere now
         self._shown: NDArray[np.intp] | None = None  # the slots that `acting` was computed from
 
     @classmethod
@@ -152,7 +147,6 @@ class ModuleSlots:
         """Record the last step's results, and the slots that act next.
 
         Args:
-            turn: of the module's group.
             recorded: connectors learn from the agents' observations.
             line_up: of the episodes that begin with this turn; None: no change.
             critic: what the module's critic sees of the environments; None: only what agents see.
@@ -230,7 +224,7 @@ class ModuleSlots:
             paced.observe(ended, lasts)
         # After the ends, which may be of the episodes before.
         if len(early[0]):
-            paced.add_to_returns(early[0], self._finite(*early))
+            paced.of["return"][early[0]] += self._finite(*early)
         if len(self.acting):
             paced.observe(self.acting, kept)
 
@@ -361,12 +355,7 @@ class ModuleSlots:
     def _through(
         self, connectors: Callable[[Tree], Any], shown: Tree, places: NDArray[np.intp]
     ) -> Any:
-        """Apply connectors to the observations [B, ...] at places [B].
-
-        Raises:
-            EnvironmentFailed: an observation is outside its Discrete, MultiDiscrete or MultiBinary
-                space.
-        """
+        """Apply connectors to the observations [B, ...] at places [B]."""
 
         def place(row: int, *_: int) -> tuple[int, int]:
             return int(places[row]), 0

@@ -59,7 +59,7 @@ class MultiAgentSampler:
         line_ups: LineUps | None = None,
     ) -> None:
         self._line_ups = line_ups
-        self._envs, self._modules, self._steps = envs, dict(modules), steps
+        self._envs, self._modules, self._steps = envs, modules, steps
         self._infos = AgentInfos(envs.num_envs, envs.agents, steps)
         self._turn: Turn | None = None
         self._taken = False  # the modules have recorded the last turn
@@ -75,15 +75,6 @@ class MultiAgentSampler:
             self._line_ups.reset(seed)
         self._infos.restart()
         self._turn, self._taken = self._envs.reset(seed), False
-
-    def add(self, module_id: str, slots: ModuleSlots) -> None:
-        """Let another module be in line-ups from now on."""
-        slots.deactivate()
-        self._modules[module_id] = slots
-
-    def remove(self, module_id: str) -> None:
-        """Remove a module that no running episode has."""
-        del self._modules[module_id]
 
     def sample(self, recorded: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
         """Play one round.
@@ -285,8 +276,8 @@ class MultiAgentStage(Stage):
         role = Role(module_id, group.agents, 0, group)
         slots = self._built(role, acting, player_seed(self._seed, self._added))
         self._added += 1
+        slots.deactivate()
         self._modules[module_id] = slots
-        self._sampler.add(module_id, slots)
 
     def remove_player(self, module_id: str) -> None:
         league = self._of_league()
@@ -304,7 +295,6 @@ class MultiAgentStage(Stage):
     def _forget_left(self, league: AssignedLineUps) -> None:
         for module_id in league.pop_left():
             del self._modules[module_id]
-            self._sampler.remove(module_id)
 
     def _check_overdue(self, played: PlayedRound) -> None:
         """Add a warning once, if an episode seems endless."""

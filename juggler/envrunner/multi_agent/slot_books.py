@@ -47,8 +47,6 @@ class SlotBooks:
     again or ends, and checks that agents neither come back nor vanish.
 
     Args:
-        num_envs: N.
-        agents: their A names.
         come_back: whether agents may act again after their end, as new agents.
 
     Attributes:

@@ -153,10 +153,6 @@ class PacedSlots:
         self.rows.by_step["rewards"][rows * self.rows.width + steps] = rewards
         of["step"][places] = steps + 1
 
-    def add_to_returns(self, places: Where, rewards: NDArray[np.floating[Any]]) -> None:
-        """Add rewards [B] that no step has to returns [B]."""
-        self.of["return"][places] += rewards
-
     def end(
         self,
         places: NDArray[np.intp],
