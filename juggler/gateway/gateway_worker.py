@@ -512,7 +512,7 @@ class GatewayRunner(SamplingWorker):
         )
         self._deliveries.has_spent(self._server.seconds)
         self._deliveries.spent({"frames": time.perf_counter() - started})
-        self._deliver(asked.requests, played, by_agent=True)
+        self._deliver(asked.requests, played)
 
     def _receipt(self, request: training_pb2.SampleRequest) -> training_pb2.Receipt:
         receipt = super()._receipt(request)
