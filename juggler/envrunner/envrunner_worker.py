@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from juggler.envrunner.agent_returns import to_messages
 from juggler.envrunner.datasets.dataset_writer import RecordedWhilePlayed, SampledEpisodes, spec_of
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.environments.find_environment import VectorEnvironment
@@ -275,12 +274,7 @@ class EnvRunner(SamplingWorker):
             assert self._setup_received is not None
             own = self._env_factory, self._own_code, self._warn
             film(command, trees, self._setup_received, *own, self._attachment.progresses)
-        return training_pb2.Evaluation(
-            version=version.message(),
-            episode_returns=played.returns,
-            episode_lengths=played.lengths,
-            agent_returns=to_messages(played.agent_returns),
-        )
+        return played.message(version.message())
 
     # -- parts ----------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from juggler.envrunner.agent_returns import to_messages
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets.dataset_writer import SampledEpisodes
 from juggler.envrunner.environments.seeding import module_seeds, player_seed
@@ -345,13 +344,7 @@ class GatewayRunner(SamplingWorker):
             evaluations.begin(evaluation)
         elif evaluations.end(at_once=in_vain) is not None:
             self._evaluations.popleft()
-            answer = training_pb2.Evaluation(
-                version=command.version,
-                episode_returns=evaluation.returns,
-                episode_lengths=evaluation.lengths,
-                agent_returns=to_messages(evaluation.agent_returns),
-            )
-            self._attachment.reply(command_id, answer)
+            self._attachment.reply(command_id, evaluation.played.message(command.version))
 
     def _failed(self, error: BaseException) -> None:
         self._inbox.put(Detached.by(error))
