@@ -365,6 +365,9 @@ class GatewaySession:
         (agent,) = self.agents
         return agent
 
+    def vanishes(self) -> None:
+        self.stream, self.lost_at = None, time.monotonic()
+
 
 class Sessions:
     """The open sessions of a gateway.
