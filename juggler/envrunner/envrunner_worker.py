@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from juggler.envrunner.agent_returns import has_metrics_by_agent, to_messages
 from juggler.envrunner.datasets.dataset_writer import RecordedWhilePlayed, SampledEpisodes, spec_of
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.environments.find_environment import VectorEnvironment
@@ -146,7 +145,6 @@ class EnvRunner(SamplingWorker):
         self._loop.on(training_pb2.Evaluate, self._evaluate)
         self._setup_received: EnvRunnerSetup | None = None
         self._stage: Stage | None = None
-        self._by_agent = False  # returns are reported by agent
         self._rounds = 0  # played so far
         self._idle_since = time.perf_counter()
 
@@ -169,7 +167,6 @@ class EnvRunner(SamplingWorker):
         own = self._env_factory, self._own_code, self._frozen
         worker = self._attachment.worker_id, self._index, self._warn
         self._setup_received, self._stage = setup, build_stage(setup, seed, *own, *worker)
-        self._by_agent = has_metrics_by_agent(setup.agents)
         if self._contact.health is not None:
             self._contact.health.ready(True)
         return training_pb2.Ready(modules=self._stage.ready())
@@ -234,7 +231,7 @@ class EnvRunner(SamplingWorker):
         if self._index == 0:  # all EnvRunners have the same environments and modules
             for note in played.notes:
                 self._attachment.report(note)
-        self._deliver(collected, played, by_agent=self._by_agent)
+        self._deliver(collected, played)
         self._deliveries.spent({"frames": time.perf_counter() - encoding})
 
     def _can_collect(self, command_id: int, request: training_pb2.SampleRequest) -> bool:
@@ -277,12 +274,7 @@ class EnvRunner(SamplingWorker):
             assert self._setup_received is not None
             own = self._env_factory, self._own_code, self._warn
             film(command, trees, self._setup_received, *own, self._attachment.progresses)
-        return training_pb2.Evaluation(
-            version=version.message(),
-            episode_returns=played.returns,
-            episode_lengths=played.lengths,
-            agent_returns=to_messages(played.agent_returns),
-        )
+        return played.message(version.message())
 
     # -- parts ----------------------------------------------------------------------------------
 

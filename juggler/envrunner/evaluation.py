@@ -12,7 +12,7 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
-from juggler.envrunner.agent_returns import AgentReturns, add_returns
+from juggler.envrunner.agent_returns import AgentReturns, add_returns, to_messages
 from juggler.envrunner.environments.accepted_vector import on_device, on_host
 from juggler.envrunner.environments.action_masks import LegalActions, ObservedChoices
 from juggler.envrunner.environments.autoreset import autoreset_mode, last_observation
@@ -23,6 +23,7 @@ from juggler.runtime.acting.actor import Actor
 from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.wire.structures import put, take, to_tree, zeros
 from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.v1 import training_pb2
 
 if TYPE_CHECKING:
     from juggler.envrunner.multi_agent.line_up import LineUps
@@ -192,6 +193,16 @@ class PlayedEpisodes(NamedTuple):
     returns: list[float]
     lengths: list[int]  # numbers of environment steps, in the same order
     agent_returns: AgentReturns  # returns of each of several agents; {}: there is one agent
+
+    def message(self, version: training_pb2.WeightsVersion) -> training_pb2.Evaluation:
+        """Report them to the driver, with the weights that played."""
+        of_agents = to_messages(self.agent_returns)
+        return training_pb2.Evaluation(
+            version=version,
+            episode_returns=self.returns,
+            episode_lengths=self.lengths,
+            agent_returns=of_agents,
+        )
 
 
 class Episode(NamedTuple):

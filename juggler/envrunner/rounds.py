@@ -85,7 +85,7 @@ class PlayedRound:
     env_lengths: list[int] = field(default_factory=list)  # their numbers of environment steps
     # Results by id of a module that is not trained.
     others: Mapping[str, FrozenResult] = field(default_factory=dict)
-    # Returns of each agent in these episodes.
+    # Returns of each agent in these episodes; {}: of too many agents, or of one.
     agent_returns: AgentReturns = field(default_factory=dict)
     # Of a league, that ended, with the returns of each agent in the order of the Setup's agents;
     # NaN: it never acted.

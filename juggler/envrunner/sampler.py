@@ -24,7 +24,7 @@ from juggler.envrunner.environments.vector import reset_environments
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFiniteBatch, check_finite
 from juggler.envrunner.info_numbers import InfoNumbers, InfoWatch
-from juggler.envrunner.paced.paced_rows import segments_of
+from juggler.envrunner.paced_slots import segments_of
 from juggler.envrunner.rounds import TrainedResult
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.connector import NonFiniteObservation

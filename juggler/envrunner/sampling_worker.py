@@ -160,8 +160,6 @@ class SamplingWorker(ABC):
         self,
         requests: Mapping[int, training_pb2.SampleRequest],
         played: PlayedRound,
-        *,
-        by_agent: bool,
     ) -> None:
         """Send each batch to its learner, and answer the other requests.
 
@@ -186,7 +184,7 @@ class SamplingWorker(ABC):
                 receipt.connector_delta = to_bytes(result.connector_delta)
             # Exactly one receipt has them, or the driver would count them twice.
             if not reported:
-                report_round(receipt, played, by_agent=by_agent)
+                report_round(receipt, played)
                 reported = True
             sender = self._streams[request.module_id].sender(request.learner)
             if result.batch is not None:
@@ -371,7 +369,7 @@ def receipt_for(request: training_pb2.SampleRequest) -> training_pb2.Receipt:
     )
 
 
-def report_round(receipt: training_pb2.Receipt, played: PlayedRound, *, by_agent: bool) -> None:
+def report_round(receipt: training_pb2.Receipt, played: PlayedRound) -> None:
     """Write a round's results, other than its batches, into a receipt."""
     receipt.env_returns.extend(played.env_returns)
     receipt.env_lengths.extend(played.env_lengths)
@@ -383,7 +381,5 @@ def report_round(receipt: training_pb2.Receipt, played: PlayedRound, *, by_agent
             episode_returns=other.episode_returns,
             episode_lengths=other.episode_lengths,
         )
-    # With many agents, metrics by agent would be most of the message.
-    if by_agent:
-        receipt.agent_returns.extend(to_messages(played.agent_returns))
+    receipt.agent_returns.extend(to_messages(played.agent_returns))
     receipt.matches.extend(played.matches)

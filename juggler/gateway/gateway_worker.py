@@ -11,7 +11,6 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from juggler.envrunner.agent_returns import to_messages
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.datasets.dataset_writer import SampledEpisodes
 from juggler.envrunner.environments.seeding import module_seeds, player_seed
@@ -351,13 +350,8 @@ class GatewayRunner(SamplingWorker):
             evaluations.begin(evaluation)
         elif evaluations.end() is not None:
             self._evaluations.popleft()
-            answer = training_pb2.Evaluation(
-                version=command.version,
-                episode_returns=evaluation.returns,
-                episode_lengths=evaluation.lengths,
-                agent_returns=to_messages(evaluation.agent_returns),
-                why_fewer=evaluation.given_up,
-            )
+            answer = evaluation.played.message(command.version)
+            answer.why_fewer = evaluation.given_up
             self._attachment.reply(command_id, answer)
 
     def _failed(self, error: BaseException) -> None:
@@ -519,7 +513,7 @@ class GatewayRunner(SamplingWorker):
         )
         self._deliveries.has_spent(self._server.seconds)
         self._deliveries.spent({"frames": time.perf_counter() - started})
-        self._deliver(asked.requests, played, by_agent=True)
+        self._deliver(asked.requests, played)
 
     def _receipt(self, request: training_pb2.SampleRequest) -> training_pb2.Receipt:
         receipt = super()._receipt(request)

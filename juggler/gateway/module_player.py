@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from juggler.envrunner.finiteness import NonFiniteBatch, check_finite
-from juggler.envrunner.paced.paced_rows import oldest_version
-from juggler.envrunner.paced.paced_slots import PacedSlots
+from juggler.envrunner.paced_slots import PacedSlots, oldest_version
 from juggler.envrunner.rounds import TrainedResult
 from juggler.gateway.episode_log import EpisodeLog
 from juggler.gateway.sessions import AgentInterface, forget_oldest

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.envrunner.agent_returns import AgentReturns, add_returns
-from juggler.envrunner.evaluation import Goal
+from juggler.envrunner.agent_returns import add_returns
+from juggler.envrunner.evaluation import Goal, PlayedEpisodes
 from juggler.gateway.module_player import EVALUATED, LEFT, TRAINING, ModulePlayer
 from juggler.gateway.sessions import BookedBatch, GatewaySession, StepMessage
 from juggler.runtime.acting.actor import Actor
@@ -39,9 +39,7 @@ class GreedyEpisodes:
     ) -> None:
         self.actors, self.most_steps = actors, most_steps
         self.everywhere = everywhere
-        self.returns: list[float] = []  # undiscounted returns of the episodes so far
-        self.lengths: list[int] = []
-        self.agent_returns: AgentReturns = {}  # returns of each of several agents in them
+        self.played = PlayedEpisodes([], [], {})  # so far
         self.running = 0  # number of its episodes that have begun and not ended
         self.given_up = ""  # why the evaluation ends early; "": it does not
         self._episodes, self._goal = episodes, goal
@@ -49,19 +47,19 @@ class GreedyEpisodes:
     @property
     def is_over(self) -> bool:
         """Whether it is complete, cancelled, or cannot reach its goal."""
-        returns, goal = self.returns, self._goal
+        returns, goal = self.played.returns, self._goal
         in_vain = goal is not None and returns and goal.out_of_reach(returns, self._episodes)
         return bool(self.given_up or in_vain) or len(returns) >= self._episodes
 
     @property
     def missing(self) -> int:
         """Number of episodes that have to begin."""
-        return 0 if self.is_over else self._episodes - len(self.returns) - self.running
+        return 0 if self.is_over else self._episodes - len(self.played.returns) - self.running
 
     def ended(self, returns: NDArray[np.float64], lengths: NDArray[np.intp]) -> None:
         """Add the returns and lengths of ended episodes."""
-        self.returns += returns.tolist()
-        self.lengths += lengths.tolist()
+        self.played.returns.extend(returns.tolist())
+        self.played.lengths.extend(lengths.tolist())
         self.running -= len(returns)
 
 
@@ -143,7 +141,7 @@ class Evaluations:
         self.running.ended(booked.env_returns[which], booked.env_lengths[which])
         if session.episodes is not None:
             players = session.episodes.players(environments)[which]
-            into, names = self.running.agent_returns, session.episodes.names
+            into, names = self.running.played.agent_returns, session.episodes.names
             add_returns(into, names, booked.agent_returns[which], players)
 
     def choose(self, batch: StepMessage) -> list[int]:

@@ -146,12 +146,11 @@ def evaluate_with_copies(
     # Copies learn about the end from the server before they are killed.
     try:
         while not work.over.wait(LOOK_SECONDS):
-            watch(len(work.episodes.returns), work.steps())
+            watch(len(work.episodes.played.returns), work.steps())
     finally:
         copies.stop_restarting()
         work.server.close("the evaluation has ended")
         copies.close()
     if work.failure is not None:
         raise work.failure
-    played = work.episodes
-    return PlayedEpisodes(played.returns, played.lengths, played.agent_returns)
+    return work.episodes.played

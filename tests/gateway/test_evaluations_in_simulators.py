@@ -89,8 +89,8 @@ def test_the_first_episodes_are_played_without_exploration_and_not_learned_from(
         played = play(world, 1, 60, kind=Paid)
         first, others = played[:5], played[5:]
         assert evaluation.is_over
-        assert evaluation.returns == returns_of(first)
-        assert evaluation.lengths == [len(each.rewards) for each in first]
+        assert evaluation.played.returns == returns_of(first)
+        assert evaluation.played.lengths == [len(each.rewards) for each in first]
         for episode in first:
             assert [int(each) for each in episode.actions] == best_actions(episode, module)
         assert any([*map(int, each.actions)] != best_actions(each, module) for each in others)
@@ -126,10 +126,10 @@ def test_half_of_the_environments_go_on_with_training() -> None:
         evaluation = evaluate(world, 8)
         world.ask(1000)
         played = [each for some in in_threads(4, lambda i: play(world, i, 60)) for each in some]
-        assert len(evaluation.returns) == 8
+        assert len(evaluation.played.returns) == 8
         assert world.batches
         assert_recorded([batch for batch, _ in world.batches], played)
-        assert world.count("steps_uncollected") == sum(evaluation.lengths)
+        assert world.count("steps_uncollected") == sum(evaluation.played.lengths)
 
 
 def test_steps_wait_for_no_request_while_an_evaluation_plays() -> None:
@@ -140,7 +140,7 @@ def test_steps_wait_for_no_request_while_an_evaluation_plays() -> None:
             session.step(observations, nothing, nothing > 0, nothing > 0)
             while not evaluation.is_over:
                 session.step(observations, nothing + 1, nothing == 0, nothing > 0)
-        assert evaluation.returns == [1.0] * 4
+        assert evaluation.played.returns == [1.0] * 4
 
 
 def test_an_episode_that_takes_too_long_counts_as_it_is_and_nowhere_else() -> None:
@@ -148,8 +148,8 @@ def test_an_episode_that_takes_too_long_counts_as_it_is_and_nowhere_else() -> No
         evaluation = evaluate(world, 2, most_steps=4)
         world.ask(1000)
         played = play(world, 1, 60, kind=Paid)
-        assert evaluation.lengths == [3, 4]
-        assert evaluation.returns[1] == pytest.approx(sum(played[1].rewards[:4]))
+        assert evaluation.played.lengths == [3, 4]
+        assert evaluation.played.returns[1] == pytest.approx(sum(played[1].rewards[:4]))
         counted = [total for _, ended in world.batches for total, _ in ended]
         assert counted == returns_of(played[2:], len(counted))
 
@@ -162,7 +162,7 @@ def test_an_episode_that_its_simulator_takes_along_is_played_again() -> None:
         world.wait_for_count("sessions", 0)
         world.ask(1000)
         played = play(world, 1, 30, kind=Paid)
-        assert evaluation.returns == returns_of(played[:3])
+        assert evaluation.played.returns == returns_of(played[:3])
 
 
 def test_an_evaluation_ends_once_its_goal_is_out_of_reach() -> None:
@@ -171,7 +171,7 @@ def test_an_evaluation_ends_once_its_goal_is_out_of_reach() -> None:
         assert not evaluation.is_over
         world.ask(1000)
         play(world, 1, 30)
-        assert len(evaluation.returns) == 1
+        assert len(evaluation.played.returns) == 1
 
 
 # Commands of the driver.

@@ -19,8 +19,7 @@ from juggler.envrunner.finiteness import NonFiniteBatch, check_finite
 from juggler.envrunner.multi_agent.critics import apart_from_critic, space_with_critic, with_critic
 from juggler.envrunner.multi_agent.line_up import LineUp, Role
 from juggler.envrunner.multi_agent.turns import AgentGroup, CriticObservations, GroupTurn, Turn
-from juggler.envrunner.paced.paced_rows import oldest_version
-from juggler.envrunner.paced.paced_slots import PacedSlots
+from juggler.envrunner.paced_slots import PacedSlots, oldest_version
 from juggler.envrunner.rounds import FrozenResult, TrainedResult
 from juggler.runtime.acting.actor import Actor, random_actor
 from juggler.runtime.connectors.connector import NonFiniteObservation

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from juggler.envrunner.agent_returns import add_returns
+from juggler.envrunner.agent_returns import add_returns, has_metrics_by_agent
 from juggler.envrunner.environments.seeding import module_seeds, player_seed, seed_process
 from juggler.envrunner.evaluation import Goal, PlayedEpisodes, play_whole_episodes
 from juggler.envrunner.finiteness import NonFiniteBatch, check_return
@@ -122,8 +122,11 @@ class MultiAgentSampler:
         played = PlayedRound(results, seconds, others=others)
         # A round that lost steps reports no episodes, and the sampler must be reset.
         if not any(isinstance(result, NonFiniteBatch) for result in results.values()):
+            # With many agents, metrics by agent would be most of the receipt.
+            by_agent = has_metrics_by_agent(self._envs.agents)
             for over, env_returns, env_lengths, agent_returns in ended:
-                add_returns(played.agent_returns, self._envs.agents, agent_returns)
+                if by_agent:
+                    add_returns(played.agent_returns, self._envs.agents, agent_returns)
                 played.env_returns.extend(env_returns.tolist())
                 played.env_lengths.extend(env_lengths.tolist())
                 # These also sum rewards that no collected step has.

@@ -1,1 +1,0 @@
-"""Rows that fill at the pace of their own agent."""
