@@ -635,10 +635,6 @@ _GOOD: dict[str, Any] = {
 _ENDED: dict[str, Any] = {"episodes": 9, "returns": [1.0, 2.0], "lengths": [5, 6]}
 
 
-def _checkpoint(counters: dict[str, Any]) -> Checkpoint:
-    return Checkpoint((1, 7), {}, {}, counters, {}, {}, Path("run/checkpoints/000000007"))
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -660,8 +656,9 @@ def _checkpoint(counters: dict[str, Any]) -> Checkpoint:
 def test_books_that_nobody_has_kept_are_refused_in_a_sentence(
     changes: dict[str, Any], words: str
 ) -> None:
+    path = Path("run/checkpoints/000000007")
     with pytest.raises(CheckpointError) as refused:
-        must_be_sound(_checkpoint({**_GOOD, **changes}))
+        must_be_sound(Checkpoint((1, 7), {}, {}, {**_GOOD, **changes}, {}, {}, path))
     assert str(refused.value).startswith("checkpoint run/checkpoints/000000007: its counters ")
     assert words in str(refused.value)
 

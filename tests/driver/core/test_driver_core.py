@@ -54,7 +54,6 @@ BOTH = ("blue", "red")
 def make_two(
     red: dict[str, Any] | None = None,
     learners: tuple[str, ...] = BOTH,
-    updates: tuple[int, int] = (0, 0),
     **both: Any,
 ) -> DriverCore:
     """A core of two modules, of generation 1.
@@ -62,14 +61,11 @@ def make_two(
     Args:
         red: settings of the second module alone.
         learners: modules whose learner, "learner-blue" or "learner-red", is there.
-        updates: that each module has had.
         both: settings of both.
     """
     settings: dict[str, Any] = {"batch_size": 100, "max_open_updates": 2, **both}
-    kinds = zip(BOTH, (settings, {**settings, **(red or {})}), updates, strict=True)
-    core = DriverCore(
-        {name: ModuleStart(ModuleSettings(**own), 1, update) for name, own, update in kinds}
-    )
+    kinds = zip(BOTH, (settings, {**settings, **(red or {})}), strict=True)
+    core = DriverCore({name: ModuleStart(ModuleSettings(**own), 1) for name, own in kinds})
     for module_id in learners:
         told = step(core, LearnerJoined(f"learner-{module_id}", "L", module_id))
         assert told[0] == FormGroup(2, (f"learner-{module_id}",), module_id)

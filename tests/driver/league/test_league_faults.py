@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.league_world import (
     AGENTS,
-    ROCK_PAPER_SCISSORS,
     Asking,
-    RockPaperScissors,
     asking,
     begun,
     finished,
@@ -391,7 +388,7 @@ def test_none_is_the_word_for_none_in_a_key_of_a_builder_too(given) -> None:
     assert builder.last_copy_steps is None  # type: ignore[attr-defined]
 
 
-# The league among lost matches and all builders, and whole leagues.
+# The league among lost matches and all builders.
 
 
 SEATS = ("a", "b", "c")
@@ -589,44 +586,3 @@ class LeagueMachine(RuleBasedStateMachine):
 
 TestLeagueMachine = LeagueMachine.TestCase
 TestLeagueMachine.settings = settings(max_examples=60, stateful_step_count=40)
-
-
-# Whole leagues of rock, paper, scissors, with scripted players.
-
-
-class FlawedMain(AlphaStar):
-    """A league whose main is scripted, and learns nothing."""
-
-    def initial(self) -> list[AddPlayer | FreezePlayer]:
-        scripted = AddPlayer("main-0", "main", learning=False, source="mostly_rock")
-        return [scripted, AddPlayer("main_exploiter-0", "main_exploiter")]
-
-
-def test_an_exploiter_finds_the_flaw_is_copied_and_begins_anew() -> None:
-    exploiter = "main_exploiter-0"
-    builder = FlawedMain(min_phase_steps=640, max_phase_steps=1_000_000)
-    league = League(LeagueConfig(decay=0.98), AGENTS, 0, builder)
-    mostly_rock = np.array([0.8, 0.1, 0.1])  # [A]
-    world = RockPaperScissors(league, 0, {"mostly_rock": mostly_rock}, lr=1.0)
-    rates = []
-    while league.roster[exploiter].life < 2:
-        assert len(rates) < 400
-        rates.append(league.results().win_rate(exploiter, "main-0"))
-        world.train(1)
-
-    changes = [command for command in world.commands if not isinstance(command, AddPlayer)]
-    assert changes == [
-        FreezePlayer(exploiter, f"{exploiter}-v0"),
-        ResetPlayer(exploiter),
-        FreezePlayer(exploiter, f"{exploiter}-v1"),
-        ResetPlayer(exploiter),
-    ]
-    for version in (0, 1):
-        copy = world.policy(f"{exploiter}-v{version}")
-        won = copy @ ROCK_PAPER_SCISSORS @ mostly_rock
-        assert 0.5 + 0.5 * won > 0.7
-        assert copy.argmax() == 1  # paper
-    assert abs(world.policy(exploiter) - 1 / 3).max() < 0.4  # the initial policy again
-    assert max(rates) > 0.6
-    assert league.payoffs.means["main-0"].return_mean < 0
-    assert league.payoffs.kinds["main", "main_exploiter"].losses > 100

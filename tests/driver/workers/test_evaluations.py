@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.made_files import checkpoint
 from support.workers_world import (
     ROWS,
     STEPS,
@@ -19,7 +20,6 @@ from support.workers_world import (
     requests,
     synchronous,
 )
-from support.workers_world import synchronous as synchronous_world
 
 import juggler
 from juggler.driver.checkpoint.snapshots import SnapshotWritten, metrics_of
@@ -28,7 +28,7 @@ from juggler.driver.workers.evaluations import BestCheckpoint
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.actors.supervisor import Exited
-from juggler.runtime.checkpoints.checkpoint import read
+from juggler.runtime.checkpoints.checkpoint import read, write
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
@@ -49,17 +49,22 @@ def asked(world: WorkersWorld, player: Worker) -> list[tuple[int, training_pb2.E
     return world.asked(player, training_pb2.Evaluate)
 
 
-def evaluate(world: WorkersWorld, player: Worker, *returns: float) -> SnapshotWritten:
-    written = begin_an_evaluation(world)
+def play(world: WorkersWorld, player: Worker, returns: Sequence[float]) -> None:
+    """The newest evaluation is answered."""
     command_id, _ = asked(world, player)[-1]
     done = training_pb2.Evaluation(episode_returns=returns, episode_lengths=[7] * len(returns))
     world.reply(player, command_id, done)
+
+
+def evaluate(world: WorkersWorld, player: Worker, *returns: float) -> SnapshotWritten:
+    written = begin_an_evaluation(world)
+    play(world, player, returns)
     return written
 
 
 def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(tmp_path: Path) -> None:
     keys = {"evaluation_seconds": 1000.0, "only_local": True}
-    world, heard = synchronous_world(tmp_path / "run", **keys), Heard()
+    world, heard = synchronous(tmp_path / "run", **keys), Heard()
     world.parts.callbacks.callbacks = [heard]
     player, best = world.joined(), world.parts.evaluations.best
     evaluate(world, player, 1.0, 3.0)
@@ -119,12 +124,6 @@ def two_evaluators(tmp_path: Path, heard: Heard, **keys: Any) -> tuple[WorkersWo
     return world, players
 
 
-def answer(world: WorkersWorld, player: Worker, *returns: float) -> None:
-    command_id, _ = asked(world, player)[-1]
-    done = training_pb2.Evaluation(episode_returns=returns, episode_lengths=[7] * len(returns))
-    world.reply(player, command_id, done)
-
-
 def test_several_evaluators_share_the_episodes_of_an_evaluation(tmp_path: Path) -> None:
     heard = Heard()
     world, players = two_evaluators(tmp_path, heard)
@@ -132,10 +131,10 @@ def test_several_evaluators_share_the_episodes_of_an_evaluation(tmp_path: Path) 
     commands = [asked(world, player)[-1][1] for player in players]
     assert [command.episodes for command in commands] == [3, 2]
     assert commands[0].seed != commands[1].seed
-    answer(world, players[1], 4.0, 5.0)
+    play(world, players[1], [4.0, 5.0])
     world.parts.callbacks.deliver()
     assert heard.evaluations == [], "the other one still plays"
-    answer(world, players[0], 1.0, 2.0, 3.0)
+    play(world, players[0], [1.0, 2.0, 3.0])
     world.parts.callbacks.deliver()
     (evaluation,) = heard.evaluations
     assert evaluation.returns == [4.0, 5.0, 1.0, 2.0, 3.0]
@@ -150,8 +149,8 @@ def test_a_video_is_asked_of_the_first_evaluator_every_so_many_evaluations(tmp_p
     world, players = two_evaluators(tmp_path, Heard(), evaluation_video=2)
     for _ in range(3):
         begin_an_evaluation(world)
-        answer(world, players[0], 1.0, 2.0, 3.0)
-        answer(world, players[1], 4.0, 5.0)
+        play(world, players[0], [1.0, 2.0, 3.0])
+        play(world, players[1], [4.0, 5.0])
     videos = [command.video for _, command in asked(world, players[0])]
     assert [Path(video).parent for video in videos if video] == [tmp_path / "videos"] * 2
     assert videos[1] == ""
@@ -184,7 +183,7 @@ def test_evaluators_that_dial_in_are_sent_the_checkpoint_and_the_best_is_kept(
     assert list(trees["default"]["weights"]["w"]) == [0.0, 1.0, 2.0]
     ((_, command),) = asked(world, player)
     assert (command.version.generation, command.version.update) == (1, 0)
-    answer(world, player, 1.0)
+    play(world, player, [1.0])
     world.parts.callbacks.deliver()
     (evaluation,) = heard.evaluations
     assert (evaluation.returns, evaluation.is_best) == ([1.0], True)
@@ -268,12 +267,6 @@ def cut(world: WorkersWorld) -> SnapshotWritten:
     world.parts.confirmation.written(written)
     world.turn()
     return written
-
-
-def play(world: WorkersWorld, player: Worker, returns: list[float]) -> None:
-    command_id, _ = asked(world, player)[-1]
-    done = training_pb2.Evaluation(episode_returns=returns, episode_lengths=[10] * len(returns))
-    world.reply(player, command_id, done)
 
 
 def test_weights_that_play_as_well_as_was_asked_end_the_run_and_are_kept(tmp_path: Path) -> None:
@@ -448,7 +441,7 @@ def test_where_nobody_can_confirm_it_the_run_is_solved_and_says_why_not(
     assert world.parts.end.reason == "solved"
     outcome = world.parts.confirmation.outcome
     assert outcome is not None
-    assert outcome["confirmed"] is False
+    assert not outcome["confirmed"]
     assert why in outcome["why_not"]
     assert world.snapshots_asked() == 0
 
@@ -568,21 +561,9 @@ def test_what_is_kept_is_the_newest_checkpoint_of_the_run(tmp_path: Path) -> Non
     play(world, player, [500.0] * 100)
     kept = world.parts.confirmation.kept
     assert kept is not None
-    later = tmp_path / "checkpoints" / "000000007"
-    shutil.copytree(kept, later)
-    _rename(later, 7)
+    write(tmp_path / "checkpoints", checkpoint(7))
     assert world.snapshots.keep(kept) == ""
     assert world.snapshots.newest == tmp_path / "checkpoints" / "000000000"
     assert [path.name for path in tmp_path.rglob("0*")] == ["000000000"]
     assert read(tmp_path).path == world.snapshots.newest
     assert not (tmp_path / "candidate").exists()
-
-
-def _rename(path: Path, update: int) -> None:
-    """Have a checkpoint be of another update."""
-    from juggler.runtime.checkpoints.checkpoint import RECORD_FILE, digest
-
-    record = json.loads((path / RECORD_FILE).read_text())
-    del record["sha256"]
-    record["version"][1] = update
-    (path / RECORD_FILE).write_text(json.dumps({**record, "sha256": digest(record)}))

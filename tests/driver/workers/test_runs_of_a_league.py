@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,12 +44,14 @@ from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import status_pb2, training_pb2
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+@pytest.fixture(autouse=True)
+def _nothing_is_wanted() -> None:
     Asked.wanted.clear()
-    Asked.fails = False
-    yield World(tmp_path)
-    Asked.fails = False
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
 
 
 def test_a_copy_that_is_retired_before_it_is_made_is_forgotten(world: World) -> None:
@@ -78,8 +79,7 @@ def test_a_copy_waits_for_the_next_learner_if_its_learner_dies(world: World) -> 
     assert not world.plays("main-0")
     world.learner = world.joined("learner")
     world.meet("main-0")
-    (asked,) = world.copies_asked_for()
-    world.send_weights(asked)
+    world.send_weights(*world.copies_asked_for())
     world.take_parts()
     assert world.plays("main-0")
     assert world.plays("main-0-v0")
@@ -88,8 +88,7 @@ def test_a_copy_waits_for_the_next_learner_if_its_learner_dies(world: World) -> 
 def test_an_envrunner_that_dies_with_a_copy_on_its_way_is_not_waited_for(world: World) -> None:
     other = world.join("envrunner", 1)
     world.want(FreezePlayer("main-0"))
-    (asked,) = world.copies_asked_for()
-    world.send_weights(asked)
+    world.send_weights(*world.copies_asked_for())
     world.take_parts()
     assert not world.plays("main-0-v0")
     world.leave(other)
@@ -111,9 +110,7 @@ def test_a_copy_that_the_disk_refuses_is_told_and_the_league_goes_on(
     assert "No space left on device" in told[0]
     assert not world.why_dismissed(world.learner), "it did nothing wrong"
     monkeypatch.setattr("juggler.driver.checkpoint.first_weights.write", checkpoints.write)
-    world.want(FreezePlayer("main-0"))
-    world.send_weights(world.copies_asked_for()[-1])
-    world.take_parts()
+    world.copy()
     assert world.plays("main-0-v1")
 
 
@@ -139,7 +136,6 @@ def beginning(whole: bool) -> dict[str, FirstWeights]:
 def test_a_reset_gives_a_player_what_the_run_began_with(
     tmp_path: Path, resumes: bool, whole: bool
 ) -> None:
-    Asked.wanted.clear()
     began = Changing(tmp_path, beginning=beginning(whole))
     saved = began.checkpoint() if resumes else None
     config = RunConfig.from_flat({"from_checkpoint": "runs/other"})
@@ -176,13 +172,10 @@ def weights_given(world: World, before: int = 0) -> tuple[training_pb2.Restore, 
 def test_a_reset_gives_a_player_a_new_optimizer_and_then_the_weights_of_another_one(
     tmp_path: Path, source: str
 ) -> None:
-    Asked.wanted.clear()
     world = World(tmp_path)
     world.parts.registry.frozen["rock"] = frozen_rock(7.0)
-    world.want(FreezePlayer("main-0"), AddPlayer("stone", "fixed", learning=False, source="rock"))
-    (asked,) = world.copies_asked_for()
-    world.send_weights(asked)
-    world.take_parts()
+    world.want(AddPlayer("stone", "fixed", learning=False, source="rock"))
+    world.copy()
     assert world.plays(source)
     world.want(ResetPlayer("main-0", source))
     ((reset, _),) = world.asked(world.learner, training_pb2.Reset)
@@ -211,13 +204,10 @@ def test_a_reset_gives_a_player_a_new_optimizer_and_then_the_weights_of_another_
 def test_weights_of_another_network_are_told_and_the_league_goes_on(
     tmp_path: Path, rock: FrozenModule, differs: str
 ) -> None:
-    Asked.wanted.clear()
     world = World(tmp_path)
     world.parts.registry.frozen["rock"] = rock
-    world.want(FreezePlayer("main-0"), AddPlayer("stone", "fixed", learning=False, source="rock"))
-    (asked,) = world.copies_asked_for()
-    world.send_weights(asked)
-    world.take_parts()
+    world.want(AddPlayer("stone", "fixed", learning=False, source="rock"))
+    world.copy()
     league = world.league.league
     league.payoffs.book("main-0", "stone", 1)
     for _ in range(2):
@@ -332,21 +322,8 @@ def test_matches_of_an_envrunner_that_is_gone_are_drawn_anew_for_others() -> Non
 # How the players of a league do, as lines of metrics and Prometheus tell it.
 
 
-def league_of_two() -> League:
-    league = League(LeagueConfig(builder="none", options={"mains": 2}), ("row", "column"), 0)
-    for command in league.begin():
-        league.ready(command.player_id)  # type: ignore[union-attr]
-    return league
-
-
-def play(league: League, winner: str) -> None:
-    (line_up,) = league.request_match()
-    returns = {agent: float(player == winner) for agent, player in line_up.players.items()}  # type: ignore[union-attr]
-    league.finish_match(line_up.match_id, line_up.attempt, returns, 3)  # type: ignore[union-attr]
-
-
 def test_before_any_game_there_is_no_win_rate() -> None:
-    learning = LeagueStandings(league_of_two()).line()["learning"].values()
+    learning = LeagueStandings(LeagueMatchesWorld().league).line()["learning"].values()
     assert [(each["elo"], each["win_rate"]) for each in learning] == [(0.0, None), (0.0, None)]
     assert {(each["win_rate_low"], each["win_rate_high"]) for each in learning} == {(None, None)}
 
@@ -387,12 +364,9 @@ COPIES = ("main-0-v0", "main-0-v1", "main-0-v2")
 @pytest.fixture
 def saved(tmp_path: Path) -> Checkpoint:
     """A checkpoint of a league: three copies, one gone, one pending."""
-    Asked.wanted.clear()
     world = Changing(tmp_path)
     for scale, copy_id in enumerate([*COPIES, "main-0-v3"]):
-        world.want(FreezePlayer("main-0"))
-        world.send_weights(world.copies_asked_for()[-1], scale=scale)
-        world.take_parts()
+        world.copy(scale)
         assert world.plays(copy_id)
     world.want(RetirePlayer("main-0-v3"))
     world.want(FreezePlayer("main-0"))
@@ -437,7 +411,6 @@ def test_copies_of_a_checkpoint_without_digests_are_taken_as_they_are(
 
 @pytest.fixture
 def changing(tmp_path: Path) -> Changing:
-    Asked.wanted.clear()
     return Changing(tmp_path)
 
 
@@ -488,17 +461,13 @@ def test_players_that_come_and_go_in_a_cycle_leave_nothing_but_their_books(
         player = f"new-{number}"
         changing.want(AddPlayer(player, "main"))
         changing.has_been_added(player)
-        for _ in range(4):
-            changing.play()
-            changing.train()
+        changing.play_and_train()
         trained = changing.parts.core.trained
         assert changing.parts.core.modules[player].ledger.trained
         updates = changing.parts.core.updates
         changing.want(RetirePlayer(player))
         assert player in changing.parts.core.modules, "requests are under way"
-        for _ in range(4):
-            changing.play()
-            changing.train()
+        changing.play_and_train()
         assert changing.parts.core.updates >= updates
         assert changing.told_to(changing.learner, training_pb2.RemoveModule)[-1] == player
         assert changing.told_to(changing.runner, training_pb2.RemovePlayer)[-1] == player
@@ -523,9 +492,7 @@ def test_a_run_that_goes_on_has_the_players_that_were_added(
     changing.want(AddPlayer("new", "main"), AddPlayer("gone", "main"))
     for player in ("new", "gone"):
         changing.has_been_added(player)
-    for _ in range(4):
-        changing.play()
-        changing.train()
+    changing.play_and_train()
     before = changing.parts.core.modules["new"].ledger.trained
     together = changing.parts.core.trained
     assert before > 0
@@ -552,17 +519,13 @@ def test_what_a_player_did_that_leaves_during_a_checkpoint_is_counted_once(
 ) -> None:
     changing.want(AddPlayer("gone", "main"))
     changing.has_been_added("gone")
-    for _ in range(4):
-        changing.play()
-        changing.train()
+    changing.play_and_train()
     changing.play()
     together = changing.parts.core.trained
 
     def leaves() -> None:
         changing.want(RetirePlayer("gone"))
-        for _ in range(4):
-            changing.play()
-            changing.train()
+        changing.play_and_train()
 
     saved = changing.checkpoint(leaves)
     assert saved.module_ids == ("main-0", "gone")
@@ -599,9 +562,7 @@ def test_a_player_whose_source_left_before_it_had_a_learner_begins_again_with_it
     changing.has_been_added("old")
     changing.want(AddPlayer("heir", "main", source="old"), RetirePlayer("old"))
     changing.send_weights(changing.copies_asked_for()[-1], "old")
-    for _ in range(4):
-        changing.play()
-        changing.train()
+    changing.play_and_train()
     saved = changing.checkpoint()
     assert saved.module_ids == ("main-0", "old"), "the heir has had no learner yet"
 
@@ -613,9 +574,7 @@ def test_a_player_whose_source_left_before_it_had_a_learner_begins_again_with_it
     again.parts.core.counters().check()
 
     changing.has_been_added("heir")
-    for _ in range(4):
-        changing.play()
-        changing.train()
+    changing.play_and_train()
     assert changing.checkpoint().module_ids == ("main-0", "heir"), (
         "the other one is no longer needed"
     )
@@ -625,9 +584,7 @@ def test_a_player_whose_source_left_before_it_had_a_learner_begins_again_with_it
 def test_a_player_whose_source_is_lost_is_told_to_begin_with_new_weights(
     changing: Changing, tmp_path: Path
 ) -> None:
-    changing.want(FreezePlayer("main-0"))
-    changing.send_weights(changing.copies_asked_for()[-1])
-    changing.take_parts()
+    changing.copy()
     changing.want(AddPlayer("heir", "main", source="main-0-v0"))
     saved = changing.checkpoint()
     again = resumed(tmp_path / "again", saved)  # without the directory of the copy
@@ -781,9 +738,7 @@ def test_a_reset_that_came_between_the_cuts_of_a_checkpoint_is_repeated_when_the
 def test_a_reset_to_a_copy_is_repeated_with_the_weights_of_that_copy(
     changing: Changing, tmp_path: Path
 ) -> None:
-    changing.want(FreezePlayer("main-0"))
-    changing.send_weights(changing.copies_asked_for()[-1])
-    changing.take_parts()
+    changing.copy()
     saved = changing.checkpoint(lambda: changing.want(ResetPlayer("main-0", "main-0-v0")))
     begun = changing.restored(changing.learner)
 

@@ -451,13 +451,6 @@ def test_a_delta_of_other_connectors_is_refused() -> None:
     assert Moments.from_tree(state.merged["filter"]).count == 1
 
 
-def states_asked_with(world: WorkersWorld) -> list[bytes]:
-    return [
-        request.connector_state
-        for _, request in world.asked(world.runner, training_pb2.SampleRequest)
-    ]
-
-
 def answer_updates(world: WorkersWorld, **said: Any) -> None:
     """The learner answers the newest update."""
     command_id, update = world.asked(world.learner, training_pb2.Update)[-1]
@@ -490,7 +483,8 @@ def test_in_synchronous_mode_requests_pass_on_all_of_the_rounds_before(tmp_path:
                 answer_updates(world)
                 assert world.parts.core.updates == (number == 8.0), "no report yet"
                 world.reply(world.runner, command_id, receipt)
-        asked.append(states_asked_with(world))
+        requests = world.asked(world.runner, training_pb2.SampleRequest)
+        asked.append([request.connector_state for _, request in requests])
         assert world.parts.core.updates == 2
     assert asked[0] == asked[1]
     first, *later = asked[0]

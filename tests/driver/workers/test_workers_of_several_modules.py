@@ -238,14 +238,6 @@ def test_the_arrays_that_a_run_goes_on_from_are_let_go_of_once_each_module_has_h
         assert part.last
 
 
-def _say_hopeless(world: WorkersWorld, learner: int) -> None:
-    command_id, update = updates_at(world, learner)[0]
-    done = training_pb2.UpdateDone(
-        module_id=update.module_id, update_id=update.update_id, hopeless="module 'x': not finite"
-    )
-    world.reply(world.learners[learner], command_id, done)
-
-
 @pytest.mark.parametrize("learners", [1, 2])
 def test_a_module_beyond_hope_ends_the_run_unless_another_learner_trains_on(
     tmp_path: Path, learners: int
@@ -253,7 +245,11 @@ def test_a_module_beyond_hope_ends_the_run_unless_another_learner_trains_on(
     world = world_of_two(tmp_path, num_learners=learners, synchronous=True)
     for index in indices(world):
         answer(world, index)
-    _say_hopeless(world, 0)
+    command_id, update = updates_at(world, 0)[0]
+    done = training_pb2.UpdateDone(
+        module_id=update.module_id, update_id=update.update_id, hopeless="module 'x': not finite"
+    )
+    world.reply(world.learners[0], command_id, done)
     end = world.parts.end
     if learners == 1:
         assert (end.reason, "not finite" in end.failure) == ("learner_lost", True)
@@ -271,25 +267,19 @@ def test_a_module_beyond_hope_ends_the_run_unless_another_learner_trains_on(
 PLAYING = {"left": "main", "right": ["old", "random"]}
 
 
-def world_of(directory: Path) -> WorkersWorld:
+@pytest.fixture
+def playing(tmp_path: Path) -> WorkersWorld:
     """A run whose first EnvRunner has the weights of `old`."""
     said = {"observation": MessageToDict(SPACE), "action": MessageToDict(SPACE)}
     tree = {"default": {"parameters": {"scale": np.ones(3, np.float32)}, "buffers": {}}}
     saved = Checkpoint((1, 4), tree, {}, {}, RunConfig().flat(), said)
-    write(directory / "before" / "checkpoints", saved, 1)
-    table = {"train": False, "from": str(directory / "before")}
+    write(tmp_path / "before" / "checkpoints", saved, 1)
+    table = {"train": False, "from": str(tmp_path / "before")}
     keys: dict[str, Any] = {"agents": PLAYING, "modules": {"old": table}}
-    return WorkersWorld(directory / "run", frozen=frozen_modules(RunConfig.from_flat(keys)), **keys)
+    return WorkersWorld(tmp_path / "run", frozen=frozen_modules(RunConfig.from_flat(keys)), **keys)
 
 
-@pytest.fixture
-def playing(tmp_path: Path) -> WorkersWorld:
-    return world_of(tmp_path)
-
-
-def test_an_envrunner_gets_the_weights_before_its_setup(
-    playing: WorkersWorld,
-) -> None:
+def test_an_envrunner_gets_the_weights_before_its_setup(playing: WorkersWorld) -> None:
     assert list(playing.parts.core.modules) == ["main"]
     weights = FrozenWeights()
     for _, part in playing.asked(playing.runner, training_pb2.Restore):
@@ -302,9 +292,7 @@ def test_an_envrunner_gets_the_weights_before_its_setup(
     assert weights._trees["old"][1] == told.modules["old"].digest
 
 
-def test_an_envrunner_is_ready_with_what_is_trained_alone(
-    playing: WorkersWorld,
-) -> None:
+def test_an_envrunner_is_ready_with_what_is_trained_alone(playing: WorkersWorld) -> None:
     runner = playing.join("envrunner", 1)
     ((command_id, _),) = playing.asked(runner, training_pb2.Restore)
     playing.reply(runner, command_id, attach_pb2.Done())
