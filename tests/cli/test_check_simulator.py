@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -15,19 +13,15 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from gymnasium import spaces
-from support.gateway_world import THREE, TWO_WAYS, RawSimulator, hello, steps_of
-from support.place import status_of
+from support.gateway_world import RawSimulator, hello, steps_of
 from support.processes import eventually
 
-from juggler.cli import check_simulator, doctor
+from juggler.cli import check_simulator
 from juggler.cli.check_simulator import Arguments, check
 from juggler.cli.doctor import Finding
 from juggler.client import GatewayError, box, connect, connect_agents, discrete
 from juggler.driver.config import ConfigError
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
-
-ROOT = Path(__file__).parents[2]
 
 
 def checked(simulate: Callable[[str], Any], **options: Any) -> dict[str, Finding]:
@@ -139,18 +133,13 @@ def second(**rows: Any) -> dict[str, Any]:
     return {"steps": steps_of(2, **rows)}
 
 
-MASKED = spaces.Dict({"observation": THREE, "action_mask": spaces.MultiBinary(2)})
 NAN = ((0.0, float("nan"), 0.0),)
 GREETING = {"hello": hello()}
 #: By the code of the error: the messages of a simulator, the last of which breaks a rule. The tests
 #: of sessions have every rule.
 BROKEN = {
     "EXPECTED_HELLO": [first()],
-    "UNSUPPORTED_VERSION": [{"hello": hello(protocol_min=7, protocol_max=9)}],
-    "SECOND_HELLO": [GREETING, GREETING],
     "BAD_MESSAGE": [GREETING, {}],
-    "NOT_SERVED": [{"hello": hello(mode=pb.LOCAL_INFERENCE)}],
-    "UNKNOWN_SESSION": [{"hello": hello(resume_token="no")}],
     "NOT_FINITE": [GREETING, first(observations=NAN)],
     "OUT_OF_ORDER": [GREETING, {"steps": steps_of(5)}],
     "OUT_OF_ORDER of a pause": [GREETING, first(), second(paused=[True])],
@@ -172,15 +161,6 @@ def test_the_rule_that_a_simulator_breaks_is_named_with_its_numbers(rule: str) -
     found = checked(simulate)
     assert states(found) == {"protocol": "problem"}
     assert found["protocol"].said.startswith(f"{rule.split()[0]}: ")
-
-
-def test_a_mask_without_an_action_is_a_broken_rule() -> None:
-    def simulate(address: str) -> None:
-        refused = pytest.raises(GatewayError, match="NO_LEGAL_ACTION")
-        with refused, connect(address, MASKED, TWO_WAYS) as session:
-            session.step({"observation": np.zeros(3, np.float32), "action_mask": [0, 0]})
-
-    assert states(checked(simulate)) == {"protocol": "problem"}
 
 
 # After a cut.
@@ -281,13 +261,6 @@ def test_a_simulator_that_leaves_without_a_goodbye_has_a_problem(
 
 
 @pytest.mark.slow
-def test_a_command_that_ends_early_is_a_problem() -> None:
-    found = check(Arguments(simulator="sh -c 'exit 3' {address}"), lambda text: None)
-    assert doctor.status_of(found) == 1
-    assert "exit code 3" in found[-1].said
-
-
-@pytest.mark.slow
 def test_a_command_that_fails_after_some_steps_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "game.py").write_text(
         "import sys\n"
@@ -359,17 +332,3 @@ def test_a_command_that_never_dials_is_killed(monkeypatch: pytest.MonkeyPatch) -
     assert (steps.state, ended.state) == ("problem", "warning")
     assert "no simulator connected" in steps.said
     assert "was killed" in ended.said
-
-
-@pytest.mark.slow
-def test_a_template_in_javascript_is_started_and_checked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JUGGLER_PROTOS", str(ROOT / "proto"))
-    here = shutil.copytree(ROOT / "examples" / "simulators" / "node", tmp_path / "node")
-    subprocess.run(["npm", "install"], cwd=here, check=True, capture_output=True)
-    command = f"node {here / 'simulator.js'} {{address}}"
-    assert status_of("check-simulator", command, "--steps", "500") == 0
-    said = capsys.readouterr().out
-    assert "observes Box(-inf, inf, (2,), float32), acts in Discrete(2)" in said
-    assert "no rule was broken" in said

@@ -63,30 +63,18 @@ def test_simulators_are_not_filmed_play_no_matches_and_do_not_explore(
 
 
 @pytest.mark.parametrize("explore", [False, True])
-def test_actions_of_one_agent_may_be_drawn(explore: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
-
-    def play(*_: Any, **how: Any) -> Evaluated:
-        asked.update(how)
-        return Evaluated(Path("run/checkpoints/1"), [1.0], [1], [])
-
-    monkeypatch.setattr(play_checkpoint, "evaluate", play)
-    assert status_of("evaluate", "run", *["--explore"] * explore) == 0
-    assert asked["explore"] is explore
-
-
-@pytest.mark.parametrize("explore", [False, True])
-def test_demonstrations_may_be_drawn(
-    explore: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("command", ["evaluate", "record"])
+def test_actions_may_be_drawn(
+    command: str, explore: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def record(*_: Any, **how: Any) -> Demonstrations:
+    def play(*_: Any, **how: Any) -> Demonstrations:
         asked.update(how)
         return Demonstrations(tmp_path, [1.0], [1], [], dataset=tmp_path)
 
-    monkeypatch.setattr(play_checkpoint, "record", record)
-    assert status_of("record", "run", *["--explore"] * explore) == 0
+    monkeypatch.setattr(play_checkpoint, command, play)
+    assert status_of(command, "run", *["--explore"] * explore) == 0
     assert asked["explore"] is explore
 
 

@@ -1,8 +1,9 @@
-"""RunConfig: flat keys, files, checkpoints, and errors of one line."""
+"""RunConfig: keys, files, errors, choices, and what ships."""
 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -11,28 +12,42 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.pages import ROOT
 from support.place import raises_key, status_of
+from support.small_cores import acts_in_choices, needs_memory
 
+import juggler.driver.configs
+from juggler.driver import config_files as shipped
+from juggler.driver.agent_tables import FoundGroup
 from juggler.driver.config import ConfigError, RunConfig, converted
-from juggler.driver.config_files import load_config_and_keys, read_shipped, shipped_configs
+from juggler.driver.config_files import (
+    MedianResults,
+    differing,
+    load_config_and_keys,
+    read_shipped,
+    shipped_configs,
+)
+from juggler.driver.defaults import settled, with_models
 from juggler.driver.reporting.run_directory import to_toml
 from juggler.driver.script_classes import give_names
 from juggler.learner.algorithms.registry import ALGORITHMS
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_module_to_env
+from juggler.runtime.wire.spaces import space_to_message
 
 
-def _error(values: dict[str, Any], where: str = "run.toml") -> str:
+def _told(values: dict[str, Any]) -> list[str]:
     with pytest.raises(ConfigError) as wrong:
-        RunConfig.from_flat(values, where=where)
-    said = str(wrong.value)
-    assert "\n" not in said
+        RunConfig.from_flat(values, where="run.toml")
+    return str(wrong.value).splitlines()
+
+
+def _error(values: dict[str, Any]) -> str:
+    (said,) = _told(values)
     return said
-
-
-def _as_toml(flat: dict[str, Any]) -> dict[str, Any]:
-    """What a file says of a flat configuration."""
-    return {key: "none" if value is None else value for key, value in flat.items()}
 
 
 # -- keys and values ------------------------------------------------------------------------------
@@ -162,7 +177,8 @@ def test_a_configuration_comes_back_from_toml_from_json_and_from_itself(
     assert flat == RunConfig().flat() | changes
     assert RunConfig.from_flat(flat) == config
     assert RunConfig.from_flat(json.loads(json.dumps(flat))) == config
-    assert RunConfig.from_flat(tomllib.loads(tomli_w.dumps(_as_toml(flat)))) == config
+    in_a_file = {key: "none" if value is None else value for key, value in flat.items()}
+    assert RunConfig.from_flat(tomllib.loads(tomli_w.dumps(in_a_file))) == config
 
 
 def test_a_file_that_cannot_be_read_as_text_is_named(tmp_path: Path) -> None:
@@ -179,12 +195,6 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 
 
 # Everything that is wrong in a configuration is told at once.
-
-
-def _told(values: dict[str, Any]) -> list[str]:
-    with pytest.raises(ConfigError) as wrong:
-        RunConfig.from_flat(values, where="run.toml")
-    return str(wrong.value).splitlines()
 
 
 @pytest.mark.parametrize("off", ["", "none"])
@@ -222,16 +232,8 @@ def test_what_only_follows_from_a_wrong_key_is_not_told() -> None:
             ["connectors has no key 'learnr'", "connectors.env_to_module", "connectors.learner"],
         ),
         (
-            {"imitation": {"demonstrations": 3, "foo": 1}},
-            ["imitation.demonstrations: expected", "imitation has no key 'foo'"],
-        ),
-        (
             {"agents": {"*": "a"}, "league": {"builder": "self_play", "foo": 1, "decay": 3}},
             ["league: league has no key 'foo'", "league: decay = 3"],
-        ),
-        (
-            {"agents": {"*": "a"}, "modules": {"a": {"model": {"foo": 1, "bar": 2}}}},
-            ["modules.a: model has no key 'foo'", "modules.a: model has no key 'bar'"],
         ),
     ],
 )
@@ -330,3 +332,306 @@ def test_a_league_with_evaluations_is_told_that_it_keeps_no_best_checkpoint() ->
     flat = read_shipped("rock-paper-scissors-league").config.flat()
     (doubt,) = RunConfig.from_flat({**flat, "evaluation_seconds": 30.0}).doubts()
     assert "evaluation_seconds = 30 keeps no best checkpoint" in doubt
+
+
+# A run's choices for keys that were not given.
+
+
+VECTOR = spaces.Box(-1, 1, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (10, 10, 1), np.uint8)
+
+
+ACTION = space_to_message(spaces.Discrete(2))
+BOX_ACTION = space_to_message(spaces.Box(-1, 1, (1,), np.float32))
+
+
+def group(*agents: str, space: spaces.Space[Any] = VECTOR, action: Any = ACTION) -> FoundGroup:
+    return FoundGroup(agents, space_to_message(space), action)
+
+
+def settle(space: spaces.Space[Any] = VECTOR, **given: Any) -> RunConfig:
+    return settled(RunConfig.from_flat(given), given.keys(), [group(space=space)])[0]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_short_file_leaves_nothing_to_be_chosen_that_was_given(algorithm: str) -> None:
+    everything = RunConfig.from_flat({"algorithm": algorithm, "num_env_runners": 3}).flat()
+    short = differing(everything)
+    assert len(short) < len(everything) / 2
+    for action in (ACTION, BOX_ACTION):
+        found, _ = settled(RunConfig.from_flat(short), short.keys(), [group(action=action)])
+        assert found.flat() == everything
+
+
+def test_a_vector_of_floats_is_filtered_and_nothing_else_is() -> None:
+    assert settle(VECTOR).connectors.connectors["env_to_module"] == ["mean_std_filter"]
+    as_it_is: list[spaces.Space[Any]] = [
+        IMAGE,
+        spaces.Discrete(5),
+        spaces.MultiBinary(4),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.Box(0, 5, (3,), np.int64),
+        spaces.Dict({"at": VECTOR, "which": spaces.Discrete(2)}),
+        spaces.Box(-1, 1, (5, 5), np.float32),
+    ]
+    for each in as_it_is:
+        assert "env_to_module" not in settle(each).connectors.connectors, each
+
+
+def test_rewards_are_normalized_with_the_runs_discount_unless_they_are_scaled_already() -> None:
+    pieces = settle(gamma=0.9).connectors.connectors["learner"]
+    assert pieces == [{"use": "normalize_rewards", "gamma": 0.9}]
+    assert settle(reward_scale=1.0).connectors.connectors == {}
+    assert settle(connectors={}).connectors.connectors == {}
+
+
+def test_samples_grow_with_what_is_sampled_at_a_time() -> None:
+    assert settle(envs_per_runner=64, fragment_steps=32).learner.batch_size == 64 * 32
+    two, eight = (settle(num_env_runners=each).learner.batch_size for each in (2, 8))
+    assert eight == 4 * two
+    assert settle(num_learners=2).learner.batch_size == 2 * two
+    large = settle(algorithm="ppo", batch_size=8192)
+    assert large.flat()["minibatches"] == 8192 // 64
+
+
+def test_a_memory_keeps_fragments_in_which_something_can_be_remembered() -> None:
+    general = RunConfig().env_runner.fragment_steps
+    assert settle(model={"recurrent": "lstm"}).env_runner.fragment_steps == general
+    assert settle(burn_in=20).env_runner.fragment_steps == general
+
+
+def test_an_age_that_has_no_effect_is_not_chosen() -> None:
+    config = settle(algorithm="ppo", synchronous=True)
+    assert config.learner.max_staleness == type(config.learner).max_staleness
+    assert config.doubts() == []
+
+
+def test_a_model_that_an_algorithm_needs_is_there_before_the_spaces_are_known() -> None:
+    needs = RunConfig.from_flat({"algorithm": "r2d2"})
+    assert with_models(needs, {"algorithm"}).module.model == {"recurrent": "lstm"}
+    assert with_models(needs, {"algorithm", "model"}) is needs
+    own = RunConfig.from_flat({"algorithm": "r2d2", "module": "my_module:Mine"})
+    assert with_models(own, {"algorithm", "module"}) is own
+    tables = {"agents": {"*": "main"}, "modules": {"main": {"algorithm": "r2d2"}}}
+    several = with_models(RunConfig.from_flat(tables), tables.keys())
+    assert several.agents.modules["main"]["model"] == {"recurrent": "lstm"}
+
+
+def in_toml(value: object) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    pairs = ", ".join(f"{key} = {json.dumps(each)}" for key, each in value.items())
+    return f"`{{{pairs}}}`"
+
+
+def test_the_page_of_algorithms_has_what_is_chosen() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    section = page.partition("## What a run chooses")[2].partition("\n## ")[0]
+    found: dict[tuple[str, str, str], str] = {}  # by key, condition and algorithm
+    for table in section.split("\n\n"):
+        rows = [
+            [cell.strip() for cell in line.strip("|").split(" | ")]
+            for line in table.splitlines()
+            if line.startswith("|")
+        ]
+        for first, *values in rows[2:]:
+            name, _, condition = first.removeprefix("`").partition("`")
+            for column, value in zip(rows[0][1:], values, strict=True):
+                found[name, condition, column.strip("`")] = value
+    expected = {}
+    for name, algorithm in ALGORITHMS.items():
+        tables = {
+            f", where {kind} is observed": table for kind, table in algorithm.chosen_for.items()
+        }
+        boxed = tables.pop(", where a Box action is observed", {})
+        tables |= {"": algorithm.chosen, ", where the action is a Box": boxed}
+        for where, chosen in tables.items():
+            for key, value in chosen.items():
+                only = ", where `weights_interval` is 1 and `synchronous` is false"
+                condition = only if key == "max_staleness" else where
+                expected[key, condition, name] = in_toml(value)
+    told = {place: value for place, value in found.items() if value}
+    others = {place: value for place, value in told.items() if place not in expected}
+    assert {place: told.get(place) for place in expected} == expected
+    assert {key for key, _, _ in others} == {"batch_size", "minibatches"}
+
+
+BOUNDS = {
+    "far": spaces.Box(5, 9, (1,), np.float32),
+    "positive": spaces.Box(0, 1, (2,), np.float64),
+    "uneven": spaces.Box(-100, 3, (2, 2), np.float32),
+    "mixed": spaces.Box(np.array([-np.inf, 0, 5], np.float32), np.array([1, np.inf, 9], "f4")),
+}
+RESCALE = ["rescale_actions"]
+
+
+def to_env(action: spaces.Space[Any] | None, **given: Any) -> Any:
+    """What is chosen of connectors.module_to_env."""
+    found = () if action is None else [group(action=space_to_message(action))]
+    config, _ = settled(RunConfig.from_flat(given), given.keys(), found)
+    return config.connectors.connectors.get("module_to_env")
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("algorithm", ["impala", "ppo", "appo", "bc", "iql"])
+def test_a_policys_range_is_mapped_to_finite_bounds(algorithm: str, name: str) -> None:
+    space = BOUNDS[name]
+    for whole in (space, spaces.Dict({"move": spaces.Discrete(2), "push": space})):
+        assert to_env(whole, algorithm=algorithm) == RESCALE
+    built = build_module_to_env(ConnectorsConfig(module_to_env=RESCALE), VECTOR, space)
+    both = space.bounded_below & space.bounded_above  # [...]
+    sent = [built(np.full((1, *space.shape), x, np.float32))[0] for x in (-1, 0, 1)]
+    for at, right in zip(sent, (space.low, (space.low + space.high) / 2, space.high), strict=True):
+        np.testing.assert_allclose(at[both], right[both], rtol=1e-5)
+        assert space.contains(at)
+    back = built.undo(sent[2][None])[0]
+    np.testing.assert_allclose(back[both], 1, rtol=1e-5)
+
+
+def test_what_is_squashed_given_or_imitated_is_not_rescaled() -> None:
+    far = BOUNDS["far"]
+    for algorithm in ("sac", "td3"):
+        assert to_env(far, algorithm=algorithm) is None
+    for keys in ({"model": {"squash": True}}, {"connectors": {}}):
+        assert to_env(far, algorithm="ppo", **keys) is None
+    assert to_env(far, algorithm="ppo", imitation={"demonstrations": "there"}) is None
+
+
+def test_actions_are_rescaled_with_own_algorithms_too_and_if_spaces_are_not_known() -> None:
+    assert to_env(BOUNDS["far"], algorithm="support.own_algorithms:Many") == RESCALE
+    assert to_env(BOUNDS["far"], algorithm="ppo", reward_scale=2.0) == RESCALE
+    assert to_env(None, algorithm="ppo") == RESCALE
+    assert to_env(None, algorithm="sac") is None
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_weights_of_another_run_act_as_they_did_there(before: bool) -> None:
+    for action in (BOX_ACTION, space_to_message(BOUNDS["far"])):
+        config, _ = settled(RunConfig(), (), [group(action=action)], {"default": before})
+        found = config.connectors.connectors.get("module_to_env")
+        assert found == (RESCALE if before and action != BOX_ACTION else None)
+    agents = {"agents": {"a": "one", "b": "two"}, "modules": {"one": {}, "two": {}}}
+    unknown, _ = settled(RunConfig.from_flat(agents), agents.keys(), (), {"one": before})
+    assert unknown.connectors.connectors.get("module_to_env") == (RESCALE if before else None)
+    both = [group("a", "b", action=space_to_message(BOUNDS["far"]))]
+    config, _ = settled(RunConfig.from_flat(agents), agents.keys(), both, {"one": before})
+    pieces = [config.of(each).connectors.connectors.get("module_to_env") for each in ("one", "two")]
+    assert pieces == [RESCALE if before else None, RESCALE]
+
+
+def test_what_ships_is_complete_and_a_file_of_ones_own_is_not(tmp_path: Path) -> None:
+    for name in shipped_configs():
+        config, given = load_config_and_keys(name)
+        assert given == config.flat().keys()
+    (tmp_path / "mine.toml").write_text('env = "Acrobot-v1"\nlr = 5e-4\n')
+    assert load_config_and_keys(tmp_path / "mine.toml")[1] == {"env", "lr"}
+    assert load_config_and_keys(tmp_path / "mine.toml", "ppo")[1] == {"env", "lr", "algorithm"}
+    assert load_config_and_keys(None)[1] == set()
+
+
+# Shipped configurations, and the results that their files state.
+
+
+CONFIGS = Path(juggler.driver.configs.__path__[0])
+SEEN = """
+[seen]
+episode_return = 476.5
+env_steps = 430_000
+seconds = 4.1
+seeds = 3
+machine = "2 cores, AMD EPYC"
+"""
+
+
+@pytest.fixture
+def in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the files that ship."""
+    monkeypatch.setattr(shipped, "_CONFIGS", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_each_has_a_goal_and_a_head_that_names_its_algorithm(name: str) -> None:
+    found = read_shipped(name)
+    goal = found.config.driver
+    assert goal.stop_return is not None or goal.stop_steps is not None
+    head = (CONFIGS / f"{name}.toml").read_text().partition("\n")[0]
+    assert re.search(rf"\b{found.config.learner.algorithm.upper()}\b", head), head
+
+
+def test_what_was_seen_is_beside_the_configuration(in_a_package: Path) -> None:
+    (in_a_package / "mine.toml").write_text(f"lr = 0.5\n{SEEN}")
+    found = read_shipped("mine")
+    assert found.config == RunConfig.from_flat({"lr": 0.5})
+    assert found.seen == MedianResults(476.5, 430_000, 4.1, 3, "2 cores, AMD EPYC")
+    assert load_config_and_keys("mine")[0] == found.config
+
+
+def test_figures_from_benchmarks_are_on_the_page_that_is_named() -> None:
+    for name in shipped_configs():
+        if isinstance(said := read_shipped(name).seen, str):
+            (page,) = re.findall(r"\((benchmarks/\S+)\)$", said)
+            text = (ROOT / page).read_text()
+            figures = re.findall(r"-?\d[\d.,]*", said.partition(";")[0].rstrip(","))
+            assert [each for each in figures if each.strip(",.") not in text] == [], name
+
+
+@pytest.mark.parametrize(
+    ("line", "words"), [("machine", "machine"), ("seconds", "seconds"), ("seeds", "seeds")]
+)
+def test_half_of_the_table_is_refused(in_a_package: Path, line: str, words: str) -> None:
+    without = "\n".join(each for each in SEEN.splitlines() if not each.startswith(line))
+    (in_a_package / "mine.toml").write_text(without)
+    with pytest.raises(ConfigError, match=rf"mine\.toml: seen: .*{words}"):
+        read_shipped("mine")
+
+
+def test_a_file_of_ones_own_says_nothing_of_what_was_seen(tmp_path: Path) -> None:
+    file = tmp_path / "copied.toml"
+    file.write_text(f"lr = 0.5\n{SEEN}")
+    with pytest.raises(ConfigError, match="leave it out of your file"):
+        load_config_and_keys(file)[0]
+
+
+# Configurations that ship, by task and algorithm.
+
+
+def test_a_task_ships_with_settings_for_each_algorithm() -> None:
+    assert load_config_and_keys("cartpole")[0].learner.algorithm == "impala"
+    for algorithm, each in ALGORITHMS.items():
+        if each.offline:  # its task is a data set
+            continue
+        task, env = "cartpole", "CartPole-v1"
+        if needs_memory(algorithm):
+            task = "memory-cartpole"
+            env = "juggler.envrunner.memory_cartpole:MemoryCartPole-v0"
+        elif not acts_in_choices(algorithm):
+            task, env = "pendulum", "Pendulum-v1"
+        config = load_config_and_keys(task, algorithm)[0]
+        assert config.learner.algorithm == algorithm
+        assert config.env_runner.env == env
+    assert load_config_and_keys("cartpole", "ppo")[0] == load_config_and_keys("cartpole-ppo")[0]
+    assert load_config_and_keys("cartpole-ppo", "ppo")[0] == load_config_and_keys("cartpole-ppo")[0]
+
+
+def test_a_task_without_settings_for_an_algorithm_is_named() -> None:
+    with pytest.raises(ConfigError, match="'cartpole-ppo' has settings for"):
+        load_config_and_keys("cartpole-ppo", "appo")[0]
+    same = r"in CartPole-v1: give one of cartpole, cartpole-appo, .*cartpole-sac, or a .toml file"
+    with pytest.raises(ConfigError, match=rf"{same}. --env CartPole-v1 --algorithm r2d2 trains"):
+        load_config_and_keys("cartpole", "r2d2")[0]
+    with pytest.raises(ConfigError, match="'td3' needs a Box"):
+        load_config_and_keys("cartpole", "td3")[0]
+    with pytest.raises(
+        ConfigError, match=f"no configuration 'cart'.*: .*{', '.join(shipped_configs())}"
+    ):
+        load_config_and_keys("cart", "ppo")[0]
+
+
+def test_every_name_is_that_of_its_task_and_algorithm() -> None:
+    for name in shipped_configs():
+        config = load_config_and_keys(name)[0]
+        task, _, algorithm = name.rpartition("-")
+        if algorithm in ALGORITHMS:
+            assert config.learner.algorithm == algorithm
+            assert config.env_runner.env == load_config_and_keys(task)[0].env_runner.env

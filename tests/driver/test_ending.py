@@ -1,11 +1,14 @@
-"""How a run ends, continues, and what it shows."""
+"""How a run ends, in the background too, and what it shows."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -22,13 +25,18 @@ from support.workers_world import (
 )
 
 import juggler
+from juggler.driver import periodic_work, signals, start_run
 from juggler.driver import result as run_clock
+from juggler.driver.callbacks import ChangedValues
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.core.driver_core import DriverCore
 from juggler.driver.driver import Shutdown
 from juggler.driver.periodic_work import Intervals
 from juggler.driver.reporting.progress import NotebookProgress, make_progress
-from juggler.driver.reporting.wording import conclude
-from juggler.driver.run_end import RunClock, goal_reached, goals_behind, nothing_to_do
+from juggler.driver.reporting.wording import Progress, conclude
+from juggler.driver.run_end import RunClock, goal_reached, goals_behind
+from juggler.driver.signals import signals_become
+from juggler.driver.start_run import StartedRun
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -39,13 +47,13 @@ def wind_down(world: WorkersWorld, reason: str, drain: Callable[[], None] = lamb
     local = SimpleNamespace(supervisor=supervisor, keep_failing=lambda _: False)
     world.parts.local = cast(Any, local)
     loop = SimpleNamespace(drain=lambda seconds, done: drain())
-    periodic_work = SimpleNamespace(
+    periodic = SimpleNamespace(
         standstill=SimpleNamespace(hung_runners=lambda _: ""), write_line=lambda: {}
     )
     ending = Shutdown(
         world.parts,
         cast(Any, loop),
-        cast(Any, periodic_work),
+        cast(Any, periodic),
         cast(Any, SimpleNamespace(path=world.parts.run_dir)),
     )
     world.parts.end.stop(reason)
@@ -183,23 +191,6 @@ def test_only_a_run_that_reached_its_goal_is_over(tmp_path: Path, reason: str) -
     assert goal_reached(_ended(tmp_path, reason), CONFIG, CONFIG) == reached
 
 
-def test_what_was_given_for_a_run_that_has_ended_is_told_to_have_no_effect() -> None:
-    def said(**keys: object) -> str:
-        now = RunConfig.from_flat({**CONFIG.flat(), **keys})
-        return nothing_to_do(Path("runs/mine"), "stop_steps", CONFIG, now)
-
-    assert said() == (
-        "the run in runs/mine has ended (stop_steps): nothing is left to do. To continue, give "
-        "it another stop_steps than 1000"
-    )
-    assert said(progress="off") == said()
-    assert said(lr=1e-4, env="Acrobot-v1") == (
-        "the run in runs/mine has ended (stop_steps): nothing is left to do, so the new "
-        "values of 'env' and 'lr' have no effect. To continue, give it another stop_steps than "
-        "1000, too"
-    )
-
-
 def test_a_run_is_not_resumed_for_seconds_that_it_has_trained_for() -> None:
     counters = {"trained": 9600, "training_time": 8.0}
     checkpoint = Checkpoint((1, 1), {}, {}, counters, CONFIG.flat(), {})
@@ -301,48 +292,49 @@ def test_a_notebook_has_one_line_that_is_written_anew(
 
 
 @pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Wound on by hand."""
-    now = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(run_clock, "time", SimpleNamespace(monotonic=lambda: now.now))
-    return now
+def watch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A clock that is wound on by hand."""
+    watch = SimpleNamespace(now=1000.0)
+    for module in (run_clock, periodic_work):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: watch.now))
+    return watch
 
 
 def _checkpoint(**counters: float) -> Checkpoint:
     return cast(Checkpoint, cast(Any, SimpleNamespace(counters=counters)))
 
 
-def test_both_go_on_where_a_run_is_resumed(time: SimpleNamespace) -> None:
+def test_both_go_on_where_a_run_is_resumed(watch: SimpleNamespace) -> None:
     clock = RunClock(990.0, _checkpoint(wall_time=500.0, training_time=480.0))
     assert clock.now() == (510.0, 480.0)
     clock.begin_training()
-    time.now += 20
+    watch.now += 20
     assert clock.now() == (530.0, 500.0)
     assert clock.is_up(500.0, patience=60)
     assert not clock.is_up(501.0, patience=60)
 
 
 def test_time_is_up_after_so_much_training_however_long_the_start_took(
-    time: SimpleNamespace,
+    watch: SimpleNamespace,
 ) -> None:
     clock = RunClock(1000.0)
-    time.now += 55
+    watch.now += 55
     assert not clock.is_up(10, patience=60)
     clock.begin_training()
-    time.now += 9
+    watch.now += 9
     assert not clock.is_up(10, patience=60)
-    time.now += 1
+    watch.now += 1
     assert clock.is_up(10, patience=60)
 
 
 @pytest.mark.parametrize(("stop_seconds", "waits"), [(10, 60), (100, 100)])
 def test_time_is_up_for_a_run_that_cannot_begin_too(
-    time: SimpleNamespace, stop_seconds: float, waits: float
+    watch: SimpleNamespace, stop_seconds: float, waits: float
 ) -> None:
     clock = RunClock(1000.0, _checkpoint(wall_time=500.0, training_time=5.0))
-    time.now += waits - 1
+    watch.now += waits - 1
     assert not clock.is_up(stop_seconds, patience=60)
-    time.now += 1
+    watch.now += 1
     assert clock.is_up(stop_seconds, patience=60)
 
 
@@ -360,32 +352,24 @@ def test_the_end_of_an_interrupted_run_says_how_to_go_on() -> None:
 # Intervals: what is to be done every so often.
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A clock that goes when it is told to."""
-    made = SimpleNamespace(now=100.0)
-    monkeypatch.setattr("juggler.driver.periodic_work.time.monotonic", lambda: made.now)
-    return made
-
-
 def test_each_thing_comes_after_its_own_interval_and_again_after_another(
-    clock: SimpleNamespace,
+    watch: SimpleNamespace,
 ) -> None:
     intervals = Intervals({"often": 1.0, "seldom": 2.5})
     named = []
     for _ in range(6):
-        clock.now += 1.0
+        watch.now += 1.0
         named.append(intervals.due())
     seldom = ["often", "seldom"]
     assert named == [["often"], ["often"], seldom, ["often"], ["often"], seldom]
 
 
 def test_what_was_missed_for_long_comes_once_and_an_interval_of_0_never(
-    clock: SimpleNamespace,
+    watch: SimpleNamespace,
 ) -> None:
     intervals = Intervals({"line": 5.0, "evaluation": 0.0})
     assert intervals.left() == 5.0
-    clock.now += 100.0
+    watch.now += 100.0
     assert intervals.left() == 0.0
     assert intervals.due() == ["line"]
     assert intervals.due() == []
@@ -405,3 +389,225 @@ def test_lines_come_at_marks_of_steps_too(tmp_path: Path, keys: dict[str, int]) 
     told = [(line["step_mark"], line["env_steps_trained"]) for line in world.lines]
     assert told == [(60, 80), (120, 120)], "one line, however many turns are taken at a mark"
     assert [line["env_steps_in_flight"] for line in world.lines] == [0, 0]
+
+
+# A background run: its metrics, its end, and the program's end.
+
+
+class Trains:
+    """Replace `juggler.train` by a scripted run."""
+
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+        self.over = threading.Event()
+        self.began = threading.Event()
+        self.error: Exception | None = None
+
+    def __call__(self, follower: juggler.Callback) -> juggler.Result:
+        nobody, values = cast(DriverCore, None), cast(ChangedValues, None)
+        self.run = juggler.Run(Path("runs/one"), {}, nobody, Progress(), self.stop, values, nobody)
+        self.follower = follower
+        follower.on_start(self.run)
+        self.began.set()
+        assert self.over.wait(60)
+        if self.error:
+            raise self.error
+        return juggler.Result({"reason_for_stop": "stop_steps"}, self.run.run_dir, None)
+
+    def stop(self, reason: str) -> None:
+        self.stopped.append(reason)
+        self.over.set()
+
+    def line(self, number: int) -> None:
+        self.follower.on_metrics(self.run, {"updates": number})
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_run, "share_forkserver", lambda: None)
+    monkeypatch.setattr(start_run, "release_forkserver", lambda: None)
+    monkeypatch.setattr(signals, "_SAME_SECONDS", 0.0)  # each signal counts
+
+
+def test_metrics_come_one_by_one_until_the_run_is_over() -> None:
+    trains = Trains()
+    run = StartedRun(trains)
+    assert (run.run_dir, run.running) == (Path("runs/one"), True)
+    trains.line(1)
+    trains.line(2)
+    lines = run.metrics()
+    assert next(lines) == {"updates": 2}, "the newest is there at once"
+    trains.line(3)
+    assert next(lines) == {"updates": 3}
+    trains.line(4)
+    trains.over.set()
+    assert list(lines) == [{"updates": 4}]
+    assert run.result(10).summary == {"reason_for_stop": "stop_steps"}
+    assert not run.running
+    assert list(run.metrics()) == [{"updates": 4}], "also when it is over"
+
+
+def test_numbers_are_set_and_errors_come_back() -> None:
+    trains, values = Trains(), ChangedValues(RunConfig(), {"default": "default"})
+    run = StartedRun(trains)
+    trains.run._values = values
+    run.set("lr", 1e-3, module_id="default")
+    assert values.of("default", "default") == {"lr": 1e-3}
+    with pytest.raises(ValueError, match="did you mean 'lr'"):
+        run.set("lrr", 1e-3)
+    trains.over.set()
+    run.result(10)
+    with pytest.raises(ValueError, match="the run has ended"):
+        run.set("lr", 1e-3)
+
+
+def test_stop_ends_it_and_a_result_can_be_waited_for_with_a_limit() -> None:
+    trains = Trains()
+    run = StartedRun(trains)
+    with pytest.raises(TimeoutError, match=r"runs/one is still running after 0\.01 s"):
+        run.result(0.01)
+    run.stop("pruned")
+    assert run.result(10).run_dir == Path("runs/one")
+    assert trains.stopped == ["pruned"]
+
+
+def test_what_fails_before_it_begins_is_raised_at_once() -> None:
+    def fails(follower: juggler.Callback) -> juggler.Result:
+        raise juggler.ConfigError("lr = x")
+
+    with pytest.raises(juggler.ConfigError, match="lr = x"):
+        StartedRun(fails)
+
+
+def test_what_fails_later_is_raised_by_the_result_and_ends_the_metrics() -> None:
+    trains = Trains()
+    trains.error = juggler.RunFailed("the learner is lost")
+    run = StartedRun(trains)
+    trains.over.set()
+    assert list(run.metrics()) == []
+    with pytest.raises(juggler.RunFailed, match="the learner is lost"):
+        run.result(10)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_ever_where_the_end_of_the_processes_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails() -> None:
+        raise ChildProcessError("another thread has waited for the forkserver")
+
+    monkeypatch.setattr(start_run, "release_forkserver", fails)
+    trains = Trains()
+    run = StartedRun(trains)
+    trains.over.set()
+    assert run.result(timeout=30).run_dir == Path("runs/one")
+    assert list(run.metrics()) == []
+
+
+def test_an_interrupt_while_it_begins_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    trains = Trains()
+
+    class Interrupted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            raise KeyboardInterrupt
+
+    begins: Callable[[], Any] = start_run._Follower
+
+    def interrupted() -> Any:
+        follower = begins()
+        follower.begun = Interrupted()
+        return follower
+
+    monkeypatch.setattr(start_run, "_Follower", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        StartedRun(trains)
+    assert trains.over.wait(60)
+    assert trains.stopped == ["interrupted"]
+
+
+PROGRAM = """
+import threading
+from pathlib import Path
+import juggler
+from juggler.driver import start_run as started
+
+started.share_forkserver = started.release_forkserver = lambda: None
+
+def trains(follower):
+    over = threading.Event()
+    stop = lambda reason: (print(reason), over.set())
+    run = juggler.Run(Path("one"), {}, None, None, stop, None, None)
+    follower.on_start(run)
+    while not over.wait(0.02):
+        follower.on_metrics(run, {"updates": 1})
+
+run = started.StartedRun(trains)
+"""
+
+
+@pytest.mark.long
+def test_a_program_that_ends_ends_its_run_in_order() -> None:
+    program = PROGRAM + "print('the program is over')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert done.stdout.decode().split("\n")[:2] == ["the program is over", "program_ended"]
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.long
+def test_an_interrupt_while_a_result_is_waited_for_ends_the_run_in_order() -> None:
+    program = PROGRAM + "print('waits', flush=True)\nrun.result()"
+    begun = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert begun.stdout is not None
+    assert begun.stdout.readline() == "waits\n"
+    time.sleep(0.3)
+    begun.send_signal(signal.SIGINT)
+    assert begun.communicate(timeout=60)[0] == "program_ended\n"
+    assert begun.returncode == -signal.SIGINT
+
+
+# Signals: the first asks for the end, and the second one does not wait for it.
+
+
+def test_the_first_signal_asks_and_the_second_interrupts() -> None:
+    asked: list[str] = []
+    called = threading.Event()
+    with signals_become(lambda reason: (asked.append(reason), called.set())[0]):
+        signal.raise_signal(signal.SIGTERM)
+        assert called.wait(60)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert asked == ["terminated"]
+
+
+def test_a_second_sigterm_ends_a_program_as_it_ends_every_other() -> None:
+    with signals_become(lambda _: None) as caught:
+        signal.raise_signal(signal.SIGTERM)
+        assert caught.number == signal.SIGTERM
+        with pytest.raises(SystemExit, match="143"):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_no_signal_cuts_the_clean_up_short() -> None:
+    asked: list[str] = []
+    with signals_become(asked.append):
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # a third one
+    with signals_become(asked.append) as caught:
+        signal.raise_signal(signal.SIGINT)
+        caught.no_more()
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_run_that_nohup_started_outlives_its_terminal() -> None:
+    asked: list[str] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_become(asked.append) as caught:
+            signal.raise_signal(signal.SIGHUP)
+        assert caught.number == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert asked == []

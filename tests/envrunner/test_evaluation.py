@@ -290,12 +290,6 @@ def test_where_a_library_failed_in_a_step_is_shown() -> None:
     assert IN_A_LIBRARY in _failed("step").traceback
 
 
-def test_arguments_that_a_constructor_does_not_take_are_told_by_the_reason_alone() -> None:
-    failed = _failed("constructor")
-    assert "missing 1 required positional argument: 'x'" in failed.reason
-    assert not failed.traceback
-
-
 def test_an_exception_of_a_step_lasts_if_it_comes_again_in_the_same_round() -> None:
     failed = _failed("step")
     failed.in_round(7)

@@ -1,3 +1,5 @@
+"""Fragments hold what happened, in trees and behind connectors too."""
+
 from __future__ import annotations
 
 import random
@@ -7,24 +9,37 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from support import vectors
-from support.scripted_environments import NativeAsTrees, NativeScripted, NotFinite, Scripted
-from support.scripted_modules import LinearPolicy
-from support.vectors import KINDS, MODES, assert_recorded, seeds_of
+from support.scripted_environments import (
+    AsTrees,
+    NativeAsTrees,
+    NativeScripted,
+    NotFinite,
+    Scripted,
+)
+from support.scripted_modules import LinearPolicy, Summing
+from support.vectors import KINDS, MODES, assert_recorded, seeds_of, vector_of, vector_of_functions
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.environments.seeding import seed_process
 from juggler.envrunner.environments.vector import make_vector_env
+from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFiniteBatch
 from juggler.envrunner.sampler import Fragment, RunningEpisodes, Sampler
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.connectors.pipelines import build_runner_pipelines
+from juggler.runtime.connectors.mergeable_state import Moments
+from juggler.runtime.connectors.pipelines import (
+    EnvToModule,
+    build_runner_pipelines,
+)
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.modules.module_specs import build_module
+from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.trees import flatten
 
 STEPS = 4
@@ -36,7 +51,9 @@ SCRIPTS = [
 ]
 
 
-def vector_of(kind: str, mode: AutoresetMode, scripts=SCRIPTS, box: bool = False) -> VectorEnv:
+def scripted_vector(
+    kind: str, mode: AutoresetMode, scripts=SCRIPTS, box: bool = False
+) -> VectorEnv:
     return vectors.vector_of(kind, mode, scripts, box)
 
 
@@ -48,7 +65,7 @@ def sampler_of(env: VectorEnv, steps: int = STEPS, seed: int = 5) -> Sampler:
 @pytest.fixture(params=[(kind, mode) for kind in KINDS for mode in MODES])
 def kind_and_env(request: pytest.FixtureRequest) -> Iterator[tuple[str, VectorEnv]]:
     kind, mode = request.param
-    env = vector_of(kind, mode)
+    env = scripted_vector(kind, mode)
     yield kind, env
     env.close()
 
@@ -128,7 +145,7 @@ def test_a_simulator_may_end_an_episode_because_its_state_is_not_finite(mode, le
 
 
 def test_broken_weights_are_not_blamed_on_the_environment() -> None:
-    env = vector_of("sync", AutoresetMode.SAME_STEP)
+    env = scripted_vector("sync", AutoresetMode.SAME_STEP)
     module = LinearPolicy(env.single_observation_space, env.single_action_space)
     module.weight.fill_(torch.nan)
     sampler = Sampler(env, Actor(module, 3, STEPS, 0), STEPS, 0)
@@ -215,7 +232,7 @@ def test_a_part_of_last_observations_that_does_not_fit_is_told(count: Any, words
 
 
 def test_a_fragment_says_where_its_time_went() -> None:
-    fragment = sampler_of(vector_of("sync", AutoresetMode.SAME_STEP)).sample((0, 0))
+    fragment = sampler_of(scripted_vector("sync", AutoresetMode.SAME_STEP)).sample((0, 0))
     assert set(fragment.seconds) == {"environment", "inference", "connectors", "frames"}
     assert all(seconds > 0 for seconds in fragment.seconds.values())
 
@@ -309,3 +326,234 @@ def test_a_seed_of_the_process_reaches_all_global_generators() -> None:
 
     assert numbers(2**64 - 1) == numbers(2**64 - 1)
     assert not set(numbers(1)) & set(numbers(2))
+
+
+# Observations and actions in Dicts and Tuples are sampled alike.
+
+
+def policy_of(module: RLModule, rows: int = 3) -> Actor:
+    return Actor(module, rows, STEPS, 0)
+
+
+def test_a_number_that_is_not_finite_is_named_with_its_place_in_the_tree() -> None:
+    class Broken(AsTrees):
+        def step(self, action):
+            observation, *rest = super().step(action)
+            if self.unwrapped.steps == 2:
+                observation["floats"][1]["state"][:] = np.nan
+            return observation, *rest
+
+    script = ((9, "terminated"),)
+    functions = [lambda: AsTrees(Scripted(script)), lambda: Broken(Scripted(script))]
+    env = vector_of_functions("in turn", AutoresetMode.SAME_STEP, functions)
+    module = LinearPolicy(env.single_observation_space, env.single_action_space)
+    sampler = Sampler(env, policy_of(module, rows=2), STEPS, 5)
+    with pytest.raises(
+        NonFiniteBatch, match=r"^observations/floats/1/state of environment 1 at step 2"
+    ):
+        sampler.sample((0, 0))
+
+
+# Sampling with connectors between environments and policy, in every autoreset mode.
+
+
+FRAGMENT = 5
+ROWS = len(SCRIPTS)
+
+
+class Infinite(Scripted):
+    """Shows an infinite number first, after two steps."""
+
+    def __init__(self) -> None:
+        super().__init__(((9, "both"),))
+
+    def observation(self):
+        observation = super().observation()
+        if self.steps == 2:
+            observation[0] = np.inf
+        return observation
+
+
+class Idle(RLModule):
+    """Acts the same for every observation."""
+
+    def _forward(self, batch):
+        observations = batch["observations"]
+        rows = len(observations if isinstance(observations, torch.Tensor) else observations["x"])
+        if isinstance(self.action_space, spaces.Box):
+            return {"actions": torch.full((rows, *self.action_space.shape), 0.5)}
+        return {"actions": torch.ones(rows, dtype=torch.int64)}
+
+
+def connected(
+    env: VectorEnv[Any, Any, Any], module: Any = None, **pieces: Any
+) -> tuple[Sampler, EnvToModule, Actor]:
+    """A sampler with connectors, and a given or default module."""
+    config = ConnectorsConfig(**pieces)
+    spaces_ = env.single_observation_space, env.single_action_space
+    env_to_module, module_to_env = build_runner_pipelines(config, *spaces_)
+    torch.manual_seed(0)
+    seen, acted = env_to_module.module_observation_space, module_to_env.action_space
+    built = build_module(module, seen, acted, {})
+    policy = Actor(built, env.num_envs, FRAGMENT, 0, module_to_env, env_to_module)
+    return Sampler(env, policy, FRAGMENT, 7), env_to_module, policy
+
+
+@pytest.mark.parametrize("kind", ["in turn", "native", "async"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_column_of_observations_is_what_the_connectors_make(kind: str, mode) -> None:
+    plain_env, env = vector_of(kind, mode, SCRIPTS), vector_of(kind, mode, SCRIPTS)
+    plain, _, _ = connected(plain_env, Idle)
+    filtered, connectors, _ = connected(env, Idle, env_to_module=["mean_std_filter"])
+    for fragment in range(6):
+        expected, found = plain.sample((0, 0)), filtered.sample((0, 0))
+        for name in ("observations", "last_observations", "final_observations"):
+            raw, made = getattr(expected.batch, name), getattr(found.batch, name)
+            np.testing.assert_array_equal(made, connectors(raw))
+            assert made.dtype == np.float32
+        assert expected.connector_delta == {}
+        delta = Moments.from_tree(found.connector_delta["mean_std_filter"])
+        seen = Moments.of(expected.batch.observations[expected.batch.live])
+        assert delta.count == expected.batch.live_steps
+        np.testing.assert_allclose(delta.mean, seen.mean)
+        np.testing.assert_allclose(delta.m2, seen.m2)
+        if fragment == 2:
+            connectors.set_state(found.connector_delta)
+    assert not np.array_equal(expected.batch.observations, found.batch.observations)
+    plain_env.close()
+    env.close()
+
+
+def test_batches_hold_what_the_policy_chose_and_environments_get_what_connectors_make() -> None:
+    env = vector_of("in turn", AutoresetMode.SAME_STEP, SCRIPTS, box=True)
+    got: list[np.ndarray] = []
+    step = env.step
+    env.step = lambda actions: (got.append(actions), step(actions))[1]
+    sampler, _, policy = connected(env, Idle, module_to_env=["rescale_actions"])
+    batch = sampler.sample((0, 0)).batch
+    assert (batch.actions == 0.5).all()
+    assert len(got) == FRAGMENT
+    assert all((actions == 0.25).all() for actions in got)  # the bounds are -0.5 and 0.5
+    got.clear()
+    evaluate(env, policy, ROWS, 0)
+    assert all((actions == 0.25).all() for actions in got)
+    env.close()
+
+
+def test_an_evaluation_shows_the_policy_what_sampling_does_and_learns_nothing() -> None:
+    env = vector_of("in turn", AutoresetMode.NEXT_STEP, SCRIPTS)
+    pieces = ["mean_std_filter", {"use": "frame_stack", "k": 2}]
+    sampler, connectors, policy = connected(env, env_to_module=pieces)
+    connectors.set_state(sampler.sample((0, 0)).connector_delta)
+    seen: list[np.ndarray] = []
+    infer = policy._acting.infer
+    firsts: list[np.ndarray] = []
+    act = policy.act
+    policy.act = lambda *given, first, **kept: (
+        firsts.append(first.copy()),
+        act(*given, first=first, **kept),
+    )[1]
+    policy._acting.infer = lambda observations, states: (
+        seen.append((observations.copy(), firsts[-1])),
+        infer(observations, states),
+    )[1]
+    evaluate(env, policy, 6, 3)
+    env.close()
+    assert connectors.take_delta(np.zeros((ROWS, 0), np.bool_))["mean_std_filter"]["count"] == 0
+    last = np.zeros((ROWS, 3), np.float32)
+    for stacks, first in seen:
+        before, now = stacks[:, :3], stacks[:, 3:]
+        np.testing.assert_array_equal(before, np.where(first[:, None], now, last))
+        last = now
+    assert max(stacks.max() for stacks, _ in seen) == 10  # as the filter clips; steps count to 30
+
+
+def test_an_infinite_observation_is_found_though_the_filter_clips_it() -> None:
+    env = vector_of_functions("in turn", AutoresetMode.SAME_STEP, [Scripted, Infinite])
+    sampler, _, _ = connected(env, Idle, env_to_module=["mean_std_filter"])
+    with pytest.raises(NonFiniteBatch) as found:
+        sampler.sample((0, 0))
+    error = found.value
+    assert (error.environment, error.step, error.column) == (1, 2, "observations")
+    assert error.live_steps == 2 * FRAGMENT
+    sampler.reset(0)
+    env.close()
+
+
+# The state of a recurrent module, from step to step, fragment to fragment, episode to episode.
+
+
+RECURRENT_SAMPLING_STEPS = 4
+
+
+def test_states_at_the_start_of_rows_outlive_a_module_that_writes_into_its_own() -> None:
+    class InPlace(Summing):
+        def _forward(self, batch):
+            outputs = super()._forward(batch)
+            state = batch["states"]["sum"]["of"]
+            state.copy_(outputs["states"]["sum"]["of"])
+            return {**outputs, "states": batch["states"]}
+
+    def states(kind) -> list[np.ndarray]:
+        env = vector_of("in turn", AutoresetMode.SAME_STEP, SCRIPTS)
+        module = kind(env.single_observation_space, env.single_action_space)
+        sampler = Sampler(
+            env, Actor(module, 3, RECURRENT_SAMPLING_STEPS, 0), RECURRENT_SAMPLING_STEPS, 5
+        )
+        batches = [sampler.sample((0, 0)).batch for _ in range(4)]
+        return [batch.states["module"]["sum"]["of"] for batch in batches]
+
+    np.testing.assert_array_equal(states(InPlace), states(Summing))
+
+
+def test_an_initial_state_that_is_learned_comes_with_the_weights() -> None:
+    class Learned(LinearPolicy):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.initial = torch.nn.Parameter(torch.zeros(2))
+
+        def get_initial_state(self):
+            return {"h": self.initial}
+
+        def _forward(self, batch):
+            return {**super()._forward(batch), "states": batch["states"]}
+
+    env = vector_of("in turn", AutoresetMode.SAME_STEP, [((2, "terminated"),), ((9, "truncated"),)])
+    module = Learned(env.single_observation_space, env.single_action_space)
+    policy = Actor(module, 2, RECURRENT_SAMPLING_STEPS, 0)
+    sampler = Sampler(env, policy, RECURRENT_SAMPLING_STEPS, 5)
+    assert not sampler.sample((0, 0)).batch.states["module"]["h"].any()
+    weights = {"initial": np.array([3, 4], np.float32), "weight": module.weight.numpy()}
+    policy.load(weights)
+    # Both episodes that begin the next rows: one starts there, the other one began before.
+    assert sampler.sample((0, 0)).batch.states["module"]["h"].tolist() == [[3, 4], [0, 0]]
+
+
+# CartPole with hidden velocities is CartPole in everything but what is seen.
+
+
+NAME = "juggler.envrunner.memory_cartpole:MemoryCartPole-v0"
+
+
+@pytest.mark.parametrize("vectorize", ["native", "sync"])
+def test_its_episodes_are_those_of_cartpole_without_the_velocities(vectorize: str) -> None:
+    hidden, plain = (
+        make_vector_env(EnvRunnerConfig(env=env, envs_per_runner=3, vectorize=vectorize))  # type: ignore[arg-type]
+        for env in (NAME, "CartPole-v1")
+    )
+    seen, _ = hidden.reset(seed=3)
+    everything, _ = plain.reset(seed=3)
+    assert hidden.single_observation_space.shape == (2,)
+    ends = 0
+    for step in range(60):
+        np.testing.assert_array_equal(seen, everything[:, ::2])
+        assert hidden.observation_space.contains(seen)
+        actions = np.full(3, step // 2 % 3 == 0, np.int64)  # [3]
+        seen, *rest, _ = hidden.step(actions)
+        everything, *others, _ = plain.step(actions)
+        for mine, theirs in zip(rest, others, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        ends += int(rest[1].sum())
+    assert ends > 0
+    hidden.close()
+    plain.close()

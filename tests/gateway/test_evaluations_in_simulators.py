@@ -317,23 +317,3 @@ def test_a_frozen_module_whose_first_agent_comes_in_an_evaluation_does_not_explo
         assert modules == {("row", "main"): 2, ("column", "old"): 2}
     # By evaluation, episode, agent and step: each action of these without exploration.
     assert explored.count(False) == 2 * 2 * 2 * 3
-
-
-def test_an_episode_of_several_agents_that_takes_too_long_counts_as_it_is(
-    make_world: Callable[..., AgentsWorld],
-) -> None:
-    world = make_world(dict.fromkeys(AGENTS, "main"), environments=1)
-    rounds(world, 1, episodes=1)
-    world.begin()
-    have_played(world, 1, episodes=2, most_steps=4)
-    world.changes.wait_for(lambda: world.runner._server.manager.evaluations.running)
-    with world.connect(*AGENTS) as session:  # takes an episode along
-        session.step(dict.fromkeys(AGENTS, see(0, 0)))
-    world.changes.wait_for(lambda: world.counts()["sessions"] == 0)
-    rounds(world, 9)
-    done = world.driver.hear(training_pb2.Evaluation)
-    assert (done.episode_returns, done.episode_lengths) == ([4 * 0.5, 4 * 1.5], [4, 4])
-    assert [(each.agent, [*each.returns]) for each in done.agent_returns] == [
-        ("row", [0.0, 4.0]),
-        ("column", [2.0, 2.0]),
-    ]

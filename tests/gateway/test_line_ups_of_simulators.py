@@ -95,7 +95,8 @@ class Games:
         self._raw = RawSimulator(world.address)
         self._values = Values(space_to_message(SEEN))
         self._seq, self.count = 0, count
-        welcome = self._raw.greet(**_said(hello_of(*AGENTS, environments=count)))
+        hello = hello_of(*AGENTS, environments=count).ListFields()
+        welcome = self._raw.greet(**{each.name: value for each, value in hello})
         assert welcome.WhichOneof("message") == "welcome", welcome
 
     def step(
@@ -118,10 +119,6 @@ class Games:
             AGENTS[each.agent]: np.frombuffer(each.actions[0].data, np.int64).tolist()
             for each in answer.actions.agents
         }
-
-
-def _said(hello: pb.Hello) -> dict[str, Any]:
-    return {each.name: value for each, value in hello.ListFields()}
 
 
 def test_a_row_that_ends_an_episode_and_begins_one_is_split_between_who_acted_and_who_acts(
@@ -466,21 +463,3 @@ def test_an_evaluation_does_not_wait_for_weights_of_a_learner_that_has_left(
         assert not done.episode_returns
         assert "first player, 'main', has no learner" in done.why_fewer, "and not: no simulator"
         world.driver.hear(attach_pb2.Done)
-
-
-def test_the_episode_of_an_evaluation_is_of_no_match_where_its_session_breaks(
-    make_world: Make,
-) -> None:
-    world = league(make_world)
-    with world.connect(*AGENTS) as session:
-        world.begin()
-        ask(world, (1, "main", "old"))
-        world.driver.tell(training_pb2.Evaluate(episodes=1))
-        world.changes.wait_for(lambda: world.runner._server.manager.evaluations.running)
-        assert session.step({name: see(0, 0) for name in AGENTS}) == {"column": 0, "row": 0}
-        with pytest.raises(GatewayError, match="NaN"):
-            session.step({name: see(np.nan, 0) for name in AGENTS}, dict.fromkeys(AGENTS, 1.0))
-    with world.connect(*AGENTS) as other:
-        assert episode(other, 1) == {"column": 0, "row": 0}
-        assert [*world.driver.hear(training_pb2.Evaluation).episode_lengths] == [2]
-        assert episode(other, 2) == MAIN_OLD

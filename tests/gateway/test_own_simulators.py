@@ -1,29 +1,36 @@
-"""Simulators that a gateway starts itself."""
+"""Simulators in processes of their own, in any language."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from support.gateway_world import AgentsWorld
+from support.gateway_world import AgentsWorld, GatewayWorld
+from support.network import free_address
+from support.place import assert_books_balance, first_of
 from support.processes import QUICK, eventually
-from support.scripted_agents import Scaled
 
+from juggler.client import connect_agents
+from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.play_checkpoint import evaluate_with_simulators
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.gateway import simulators
 from juggler.gateway.simulators import SimulatorFailed, Simulators
-from juggler.gateway.standalone_gateway import evaluate_with_copies
-from juggler.runtime.connectors.config import ConnectorsConfig
-from juggler.runtime.connectors.pipelines import build_runner_pipelines
+from juggler.runtime.actors.certificates import make_certificates
 
 #: Episodes of five steps; it may stop after some.
 SIMULATOR = """
@@ -39,17 +46,6 @@ with connect_agents(address, {"one": (box([2]), discrete(3))}) as session:
     time.sleep(1000)
 """
 MANY = 1 << 40
-#: Saves its work at the end, which takes a moment.
-LEAVES = """
-import sys, time
-from pathlib import Path
-
-def leave(kind, error, traceback):
-    time.sleep(0.5)
-    Path(__file__).with_name("left").write_text(error.code)
-
-sys.excepthook = leave
-"""
 
 
 @pytest.fixture
@@ -58,8 +54,8 @@ def command(tmp_path: Path) -> str:
     return f"{sys.executable} {tmp_path / 'simulator.py'} {{address}} {{index}}"
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulators, "_LOOK_SECONDS", 0.02)
     monkeypatch.setattr(simulators, "_LEAVE_SECONDS", 0.1)
     monkeypatch.setattr(simulators, "_POLICY", QUICK)
@@ -80,6 +76,7 @@ def heard(world: AgentsWorld, words: str) -> str:
     return note
 
 
+@pytest.mark.usefixtures("soon")
 @pytest.mark.slow
 def test_copies_play_and_one_that_is_killed_is_started_again(
     make_world: Callable[..., AgentsWorld], command: str
@@ -111,6 +108,7 @@ def test_copies_play_and_one_that_is_killed_is_started_again(
     assert not any(Path(f"/proc/{pid}").exists() for pid in after.values())
 
 
+@pytest.mark.usefixtures("soon")
 @pytest.mark.slow
 def test_a_copy_that_owes_a_message_hangs_and_one_that_waits_for_an_answer_does_not(
     make_world: Callable[..., AgentsWorld], command: str
@@ -132,19 +130,7 @@ def test_a_copy_that_owes_a_message_hangs_and_one_that_waits_for_an_answer_does_
     heard(world, "has the simulator at")
 
 
-@pytest.mark.slow
-def test_copies_may_leave_by_themselves_when_the_run_ends(
-    make_world: Callable[..., AgentsWorld], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(simulators, "_LEAVE_SECONDS", 60.0)
-    (tmp_path / "game.py").write_text(SIMULATOR.replace("import sys, time", LEAVES))
-    command = f"{sys.executable} {tmp_path / 'game.py'} {{address}} {{index}} {MANY}"
-    world = make_world({"*": "all"}, simulator=command)
-    world.begin()
-    world.close()
-    assert (tmp_path / "left").read_text() == "ENDED"
-
-
+@pytest.mark.usefixtures("soon")
 @pytest.mark.slow
 def test_a_copy_that_ends_with_the_run_is_neither_reported_nor_started_again() -> None:
     lines: list[str] = []
@@ -161,6 +147,7 @@ def test_a_copy_that_ends_with_the_run_is_neither_reported_nor_started_again() -
     assert not started.restarts
 
 
+@pytest.mark.usefixtures("soon")
 @pytest.mark.slow
 def test_one_that_keeps_ending_before_its_first_step_is_an_error(tmp_path: Path) -> None:
     failures: SimpleQueue[BaseException] = SimpleQueue()
@@ -191,6 +178,7 @@ def test_one_that_keeps_ending_before_its_first_step_is_an_error(tmp_path: Path)
         assert line.endswith(f"Starting it again (start {number})")
 
 
+@pytest.mark.usefixtures("soon")
 @pytest.mark.slow
 def test_a_copy_that_ends_right_after_a_few_steps_is_started_again_and_again(
     make_world: Callable[..., AgentsWorld], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -204,53 +192,13 @@ def test_a_copy_that_ends_right_after_a_few_steps_is_started_again_and_again(
     eventually(lambda: of(world).restarts > QUICK.quarantine_after)
 
 
-#: Episodes of one step, for which an agent gets the number of its action.
-PAYS = """
-import sys
-from juggler.client import box, connect_agents, discrete
-with connect_agents(sys.argv[1], {"one": (box([2]), discrete(3))}) as session:
-    while True:
-        actions = session.step({"one": [0, 0]})
-        session.step(rewards={"one": float(actions["one"])}, terminated=True)
-"""
-
-
-@pytest.mark.slow
-def test_copies_play_whole_episodes_with_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "game.py").write_text(PAYS)
-    command = f"{sys.executable} {tmp_path / 'game.py'} {{address}}"
-    config = EnvRunnerConfig(simulator=command, simulators_per_runner=2)
-
-    def parts_of(module_id: str, observed: Any, acted: Any) -> Any:
-        connectors, to_env = build_runner_pipelines(ConnectorsConfig.parse({}), observed, acted)
-        module = Scaled(connectors.module_observation_space, to_env.action_space, {})
-        module.scale.data.fill_({"trained": 2.0}[module_id])
-        return module, connectors, to_env
-
-    lines: list[str] = []
-    seen: list[int] = []
-    played = evaluate_with_copies(
-        config,
-        {"*": "trained"},
-        "",
-        parts_of,
-        episodes=9,
-        seed=0,
-        steps_trained=0,
-        report=lines.append,
-        watch=lambda ended, steps: seen.append(ended),
-    )
-    assert (played.returns, played.lengths) == ([2.0] * 9, [1] * 9)
-    assert played.agent_returns == {("one", "trained"): [2.0] * 9}
-    assert seen
-    assert not lines
-
-
+@pytest.mark.usefixtures("soon")
 def test_a_gateway_that_starts_simulators_needs_no_address() -> None:
     assert EnvRunnerConfig(simulator="./game {address}").gateway == "127.0.0.1:0"
     assert EnvRunnerConfig(simulator="./game {address}", gateway="unix:/g").gateway == "unix:/g"
 
 
+@pytest.mark.usefixtures("soon")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_ends_by_a_signal_leaves_no_simulator(
@@ -295,3 +243,299 @@ def _in(directory: Path) -> list[int]:
             if path.readlink() == directory:
                 found.append(int(path.parent.name))
     return found
+
+
+# CartPole, learned from simulators in processes of their own.
+
+
+#: Of four environments, which acts by itself.
+LOCAL = """
+import sys
+from gymnasium import make
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from juggler.client import GatewayError, connect
+
+env = SyncVectorEnv([lambda: make("CartPole-v1")] * 4, autoreset_mode=AutoresetMode.SAME_STEP)
+spaces = env.single_observation_space, env.single_action_space
+try:
+    with connect(sys.argv[1], *spaces, environments=4, mode="local") as session:
+        observations, _ = env.reset(seed=int(sys.argv[2]))
+        actions = session.step(observations)
+        while True:
+            observations, *rest, infos = env.step(actions)
+            actions = session.step(observations, *rest, infos.get("final_obs"))
+except GatewayError as error:
+    sys.exit(error.code != "ENDED")
+"""
+
+
+@pytest.mark.slow
+def test_simulators_that_act_by_themselves_teach_cartpole(tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    output, run_dir = tmp_path / "output", tmp_path / "run"
+    options = "--stop-return 450 --stop-steps 1500000 --gateway 127.0.0.1:0 --run-dir"
+    command = [sys.executable, "-m", "juggler", "train", "cartpole-ppo", *options.split()]
+    started: list[subprocess.Popen[bytes]] = []
+    with output.open("w") as file:
+        run = subprocess.Popen(
+            [*command, str(run_dir)], env=environment, stdout=file, stderr=subprocess.STDOUT
+        )
+    try:
+        said = r"takes simulators at (\S+);"
+        (address,) = eventually(lambda: re.findall(said, output.read_text()))
+        started += [
+            subprocess.Popen([sys.executable, "-c", LOCAL, address, str(i)], env=environment)
+            for i in range(4)
+        ]
+        assert run.wait(300) == 0, output.read_text()
+        assert [each.wait(60) for each in started] == [0] * 4
+    finally:
+        for process in (run, *started):
+            process.kill()
+            process.wait()
+    assert json.loads((run_dir / "summary.json").read_text())["solved"]
+    assert_books_balance(run_dir)
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    assert not any(json.loads(line)["inference"] for line in lines), "the gateway does not act"
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"gateway": "5005"}, 'gateway must be "HOST:PORT"'),
+        ({"gateway": "127.0.0.1:99999"}, 'gateway must be "HOST:PORT"'),
+        ({"gateway_max_batch": 0}, "gateway_max_batch must be an integer of at least 1"),
+        ({"gateway_max_wait_ms": -1.0}, "gateway_max_wait_ms must be from 0 to 1000"),
+        (
+            {"gateway": "127.0.0.1:0", "evaluation_seconds": 5.0, "evaluation_video": 1},
+            "evaluation_video = 1",
+        ),
+        (
+            {"gateway": "127.0.0.1:0", "simulator_parameters": {"wind": [[5, 1], [2, 3]]}},
+            r"simulator_parameters.wind = .*: expected a number, or \[step, value\] pairs",
+        ),
+        (
+            {"gateway": "127.0.0.1:0", "simulator_parameters": {"wind": float("nan")}},
+            "simulator_parameters.wind = nan: expected a number",
+        ),
+        ({"gateway": "127.0.0.1:0", "simulator_parameters": {"wind": "a"}}, "expected a table of"),
+        ({"simulator_parameters": {"wind": 1}}, "environments in Python have env_kwargs"),
+        ({"simulators_per_runner": 0}, "simulators_per_runner must be an integer of at least 1"),
+    ],
+)
+def test_settings_that_no_gateway_could_have_are_refused(
+    keys: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        RunConfig.from_flat(keys)
+
+
+# docs/external-simulators.md, as people would follow it.
+
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "external-simulators.md").read_text()
+
+
+def commands(beginning: str) -> list[str]:
+    """Those of the page's block in which one begins so."""
+    for block in re.findall(r"^```bash\n(.*?)^```$", PAGE, re.S | re.M):
+        if any(line.startswith(beginning) for line in block.splitlines()):
+            found: list[str] = block.splitlines()
+            return found
+    raise AssertionError(f"no command begins with {beginning!r}")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A simulator's part of the repository, with a free port."""
+    shutil.copytree(ROOT / "proto", tmp_path / "proto")
+    shutil.copytree(
+        ROOT / "examples" / "simulators",
+        tmp_path / "examples" / "simulators",
+        ignore=shutil.ignore_patterns("node_modules"),
+    )
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_stubs_for_go_are_packages_of_the_module_that_the_command_makes(tmp_path: Path) -> None:
+    (block,) = [
+        each for each in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.S | re.M) if "go" in each
+    ]
+    said = tmp_path / "said"
+    for program in ("go", "protoc"):
+        (tmp_path / program).write_text(f'#!/bin/sh\necho {program} "$@" >> {said}\n')
+        (tmp_path / program).chmod(0o700)
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-e", "-c", block], check=True, env=path, timeout=60, cwd=ROOT)
+    (module,) = re.findall(r"^go mod init (\S+)$", said.read_text(), re.M)
+    packages = dict(re.findall(r"M([^ ,=]+\.proto)=([^ ,]+)", said.read_text()))
+    protoc = said.read_text().partition("protoc ")[2]
+    assert f"--go_opt=module={module}," in protoc
+    assert f"--go-grpc_opt=module={module}," in protoc
+    assert all(package.startswith(f"{module}/") for package in packages.values())
+    assert all((ROOT / "proto" / file).is_file() for file in packages)
+    assert all(f" {file}" in protoc for file in packages)
+
+
+def test_templates_read_seeds_and_parameters_and_dial_without_a_proxy() -> None:
+    here = ROOT / "examples" / "simulators"
+    templates = [*here.glob("node/*.js"), *here.glob("cpp/*.cc")]
+    assert len(templates) == 4
+    for template in templates:
+        said = re.search(r"(?i)enable_http_proxy'?[:,] 0", template.read_text())
+        assert said, f"{template} dials loopback through http_proxy"
+        seeds = r"answer.welcome\(\).seed\(\)|\(\{ seed, parameters \} = message.welcome\)"
+        assert re.search(seeds, template.read_text())
+        changed = r"(actions\(\)|actions|answer)\.parameters(\(\))?;"
+        assert re.search(changed, template.read_text())
+
+
+@contextmanager
+def learning(
+    command: str, place: Path, steps: int = 1_000_000, said: str = "solved: return"
+) -> Iterator[str]:
+    """The page's run with simulators, which must end as solved."""
+    address = free_address()
+    for config in (place / "examples" / "simulators").glob("*.toml"):
+        config.write_text(config.read_text().replace("127.0.0.1:5005", address))
+    (found,) = [each for each in commands(command) if each.startswith(command)]
+    arguments = shlex.split(found.replace("127.0.0.1:5005", address))[1:]
+    arguments += ["--run-dir", "run", "--stop-steps", str(steps)]
+    output = place / "output"
+    with output.open("w") as file:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "juggler", *arguments],
+            cwd=place,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        eventually(lambda: "takes simulators at" in output.read_text())
+        yield address
+        assert run.wait(300) == 0, output.read_text()
+        assert said in output.read_text(), output.read_text()
+    finally:
+        run.kill()
+        run.wait()
+
+
+def tells_speed(place: Path) -> bool:
+    """Whether the run has what its simulator told of speed."""
+    last = (place / "run" / "metrics.jsonl").read_text().splitlines()[-1]
+    speed = json.loads(last)["info"]["speed"]
+    return 0 < speed["least"] < speed["mean"] < speed["most"] < 10
+
+
+def follow(lines: list[str], place: Path, address: str) -> str:
+    """Run a block's commands in one shell; return their output."""
+    script = "\n".join(["set -e", *lines]).replace("127.0.0.1:5005", address)
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=place, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_simulator_in_javascript_is_started_and_learned_from(place: Path) -> None:
+    assert shutil.which("npm"), "no npm here: apt-get install nodejs npm"
+    install, _ = commands("npm install --prefix")
+    follow([install], place, "")
+    with learning("juggler train examples/simulators/bal", place):
+        pass
+    assert "ENDED: the gateway leaves" in (place / "run/logs/simulator-0.log").read_text()
+    assert tells_speed(place)
+    simulator = f"node {place}/examples/simulators/node/simulator.js {{address}}"
+    played = evaluate_with_simulators(place / "run", simulator, 20)
+    assert len(played.returns) == 20
+    assert played.mean > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("play", first_of(["build/nim/nim", "node nim.js"]))
+def test_a_game_for_two_is_learned_from_over_tls(
+    place: Path, play: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_certificates(place / "tls", (), 1.0)
+    monkeypatch.setenv("JUGGLER_TLS", str(place / "tls"))
+    monkeypatch.setenv("JUGGLER_TOKEN", (place / "tls" / "token").read_text().strip())
+    *build, last = commands(play)
+    if "cmake" in build[0]:
+        follow(build, place, "")
+        build = []
+    nim, ended = "juggler train examples/simulators/nim", "ended (stop_steps)"
+    with learning(nim, place, 20_000, ended) as address:
+        assert "ENDED: the gateway leaves" in follow([*build, last], place, address)
+    summary = json.loads((place / "run" / "summary.json").read_text())
+    assert summary["episode_return_mean"] == 0  # what one wins, the other loses
+    assert summary["env_steps_trained"] >= 20_000
+    assert summary["env_steps_sampled"] == (
+        summary["env_steps_trained"] + sum(summary["env_steps_dropped"].values())
+    )
+
+
+def test_the_game_for_two_in_python_is_played(make_world: Callable[..., AgentsWorld]) -> None:
+    scope = page_in_python()
+    world = make_world({"row": "rows", "column": "columns"})
+    spaces = {name: (scope["box"]([1]), scope["discrete"](3)) for name in ("row", "column")}
+    with connect_agents(world.address, spaces):
+        world.begin()
+    world.learners["columns"].publish(2)  # scissors, and rock for the other
+    for _ in range(2):
+        world.driver.tell(*world.requests(rows=0, columns=2))
+    assert scope["play_rock_paper_scissors"](world.address, 5) == [1.0] * 5
+    receipts = world.receipts("rows", "columns")
+    assert world.batch("rows").rewards.tolist() == [[1, 1, 1, 1]]
+    assert world.batch("columns").rewards.tolist() == [[-1, -1, -1, -1]]
+    assert [total for each in receipts.values() for total in each.env_returns] == [0.0] * 4
+
+
+def page_in_python() -> dict[str, Any]:
+    """What the page's Python has defined."""
+    scope: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M):
+        exec(block, scope)
+    return scope
+
+
+async def at_once(simulate: Callable[[str, int], Awaitable[None]], address: str) -> None:
+    """Five sessions of seven steps."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(5))
+    await asyncio.gather(*(simulate(address, 7) for _ in range(5)))
+
+
+def test_the_simulators_in_python_play() -> None:
+    scope = page_in_python()
+    with GatewayWorld(module_of_any_size, rows=1, steps=4) as world:
+        world.ask(100)
+        scope["simulate"](world.address, 2)
+        assert world.count("episodes") == 2
+        assert world.count("steps") == 20
+        scope["simulate_with_seeds"](world.address, 3)
+        assert world.count("episodes") == 5
+        before = world.count("steps")
+        asyncio.run(at_once(scope["simulate_in_a_loop"], world.address))
+        assert world.count("steps") - before == 5 * 6
+        scope["simulate_with_numbers"](world.address)
+        with world._server.at_work():
+            told = world._server.manager.pop_played().infos
+        assert told == {"left": [(4.5, 0.0, 9.0)]}
+    with GatewayWorld(module_of_any_size, rows=1, steps=4) as world:
+        world.ask(1000)
+        returns = scope["simulate_cartpole"](world.address)
+        assert len(returns) == 2
+        assert world.count("steps") == sum(returns)
+    with GatewayWorld(module_of_any_size, rows=1, steps=4) as world:
+        world.ask(100)
+        assert scope["hand_in"](world.address) == 10
+        assert world.count("episodes") == 1
+
+
+def module_of_any_size(observation_space: Any, action_space: Any) -> Any:
+    from juggler.runtime.modules.config import ModuleConfig
+    from juggler.runtime.modules.module_specs import build_module
+
+    return build_module(ModuleConfig().module, observation_space, action_space, {})

@@ -375,21 +375,6 @@ def test_a_disk_that_hangs_holds_neither_a_turn_nor_the_end(
 # What batches hold is what simulators did, step by step.
 
 
-def test_environments_of_one_session_need_not_be_in_step() -> None:
-    with GatewayWorld(rows=3, steps=2) as world:
-        world.ask(10)
-        with world.connect(environments=3) as session:
-            session.step(np.zeros((3, 3)))
-            for step in range(1, 5):
-                ones = np.full((1, 3), step)
-                assert session.step(ones, [step], environments=[1]).shape == (1,)
-            session.step(np.full((2, 3), 7), [7, 7], environments=np.array([2, 0]))
-            session.step(np.full((2, 3), 8), [8, 8], environments=[2, 0])
-        world.wait_for(1)
-        batch, _ = world.batches[0]
-        assert batch.rewards.tolist() == [[1, 2], [3, 4], [7, 8]]
-
-
 def test_connectors_learn_nothing_from_rows_that_pause() -> None:
     connectors = {"env_to_module": ["mean_std_filter"]}
     with GatewayWorld(rows=2, steps=1, connectors=connectors) as world:

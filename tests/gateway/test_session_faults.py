@@ -209,19 +209,6 @@ def test_too_many_batches_in_flight_are_refused() -> None:
         assert code == "TOO_MANY_IN_FLIGHT"
 
 
-def test_the_token_of_the_run_is_asked_for() -> None:
-    with GatewayWorld(token="secret") as world:
-        with RawSimulator(world.address, token="guess") as simulator:
-            with pytest.raises(grpc.RpcError) as failed:
-                simulator.greet()
-            assert failed.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        with pytest.raises(GatewayError, match="UNAUTHENTICATED"):
-            world.connect(token="")
-        world.ask()
-        with world.connect(token="secret") as session:
-            assert session.step(np.zeros(3)) in (0, 1)
-
-
 def test_masked_actions_are_never_chosen_and_a_mask_needs_one_that_is_not() -> None:
     with GatewayWorld(Masked, rows=1, steps=4) as world:
         world.ask(1000)
@@ -254,21 +241,6 @@ def test_a_masked_environment_may_pause_and_end_where_nothing_is_allowed() -> No
         assert batch.final_observations["observation"].tolist() == [[1, 1, 1]] * 4
 
 
-def test_many_mistakes_at_once_end_a_session_once() -> None:
-    with GatewayWorld(rows=4, steps=4) as world:
-        world.ask(100)
-        with RawSimulator(world.address) as simulator:
-            simulator.greet(environments=4)
-            for seq in range(1, 5):
-                simulator.send(steps=steps_of(seq, NAN, environments=[seq - 1]))
-            assert refused(simulator.hear())[0] == "NOT_FINITE"
-        world.wait_for_count("sessions", 0)
-        assert world.count("environments") == 0
-        with world.connect(environments=8) as session:
-            assert session.step(np.zeros((8, 3))).shape == (8,)
-            assert world.count("environments") == 8
-
-
 def test_who_does_not_read_answers_is_let_go_of_before_they_pile_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -291,9 +263,7 @@ def test_who_does_not_read_answers_is_let_go_of_before_they_pile_up(
         assert world.count("sessions") == 1, "it may come back"
 
 
-def test_who_reads_no_policy_is_let_go_of_and_nobody_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_reads_no_policy_is_let_go_of_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "MOST_UNREAD", 1 << 20)
     with GatewayWorld(rows=1) as world:
         world.use(1.0, Version(1, 0))

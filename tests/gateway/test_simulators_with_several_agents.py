@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from support.episode_views import episodes_of
 from support.gateway_world import SPACES, THREE_WAYS, AgentsWorld, see
 
 from juggler.client import GatewayError, connect, connect_agents, play_agents
@@ -18,13 +16,15 @@ from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 TWO = {"row": "rows", "column": "columns"}
-SHARED = {"*": "both"}
 
 
-def test_two_modules_learn_from_a_game_in_which_both_act_at_once(
-    make_world: Callable[..., AgentsWorld],
-) -> None:
-    world = make_world(TWO)
+@pytest.fixture
+def world(make_world: Callable[..., AgentsWorld]) -> AgentsWorld:
+    """A gateway for a game of two modules."""
+    return make_world(TWO)
+
+
+def test_two_modules_learn_from_a_game_in_which_both_act_at_once(world: AgentsWorld) -> None:
     with world.connect("row", "column") as session:
         ready = world.begin()
         assert {each.module_id: each.rows for each in ready.modules} == {"rows": 1, "columns": 1}
@@ -52,10 +52,7 @@ def test_two_modules_learn_from_a_game_in_which_both_act_at_once(
     assert [(list(each.env_returns), list(each.env_lengths)) for each in told] == [([0.0], [4])]
 
 
-def test_rewards_between_two_turns_of_an_agent_add_up_to_its_step(
-    make_world: Callable[..., AgentsWorld],
-) -> None:
-    world = make_world(TWO)
+def test_rewards_between_two_turns_of_an_agent_add_up_to_its_step(world: AgentsWorld) -> None:
     names = "row", "column"
     with world.connect(*names) as session:
         world.begin()
@@ -80,41 +77,7 @@ def test_rewards_between_two_turns_of_an_agent_add_up_to_its_step(
     assert told == [[8 + 100 + 10 + 350]]
 
 
-def test_an_agent_that_ends_early_is_followed_to_its_own_end(
-    make_world: Callable[..., AgentsWorld],
-) -> None:
-    world = make_world({"*": "all"}, steps=2)
-    ends = {"a": 5, "b": 2, "c": 3}
-    with world.connect(*ends) as session:
-        world.begin()
-        world.ask("all", rounds=8)
-        for episode in range(3):
-            for t in range(6):
-                shown = {n: see(10 * episode + t, end) for n, end in ends.items() if t <= end}
-                terminated = {n: t == end for n, end in ends.items() if n != "c"}
-                actions = session.step(shown, dict.fromkeys(ends, 1), terminated, {"c": t == 3})
-                assert actions.keys() == {n for n, end in ends.items() if t < end}
-        receipts = [world.receipts("all")["all"] for _ in range(4)]
-    assert {each for receipt in receipts for each in receipt.env_lengths} == {5}
-    assert {each for receipt in receipts for each in receipt.env_returns} == {10.0}
-    seen: set[tuple[float, float]] = set()
-    for episode in (each for _ in range(4) for each in episodes_of(world.batch("all"))):
-        assert (episode.rewards == 1).all()
-        ends_at = float(episode.observations[0, 1])
-        for place, number in episode.observations.tolist():
-            assert number == ends_at
-            assert (place, number) not in seen
-            seen.add((place, number))
-        after = float(episode.last_observation[0]) % 10
-        assert episode.terminated == (after == ends_at != 3 or (ends_at != 3 and after == 0))
-        assert episode.truncated == (after == ends_at == 3)
-    assert len(seen) == 4 * 3 * 2
-
-
-def test_a_round_is_over_when_one_module_has_two_batches(
-    make_world: Callable[..., AgentsWorld],
-) -> None:
-    world = make_world(TWO)
+def test_a_round_is_over_when_one_module_has_two_batches(world: AgentsWorld) -> None:
     with world.connect("row", "column") as session:
         world.begin()
         world.ask("rows", "columns", rounds=2)
@@ -132,10 +95,7 @@ def test_a_round_is_over_when_one_module_has_two_batches(
     assert world.batch("rows").observations[0, :, 0].tolist() == [4, 5, 6, 7]
 
 
-def test_a_module_without_a_share_in_a_round_acts_and_is_not_collected(
-    make_world: Callable[..., AgentsWorld],
-) -> None:
-    world = make_world(TWO)
+def test_a_module_without_a_share_in_a_round_acts_and_is_not_recorded(world: AgentsWorld) -> None:
     with world.connect("row", "column") as session:
         world.begin()
         world.ask("rows")
@@ -170,10 +130,7 @@ def test_people_are_told_once_of_modules_that_act_in_torch(
     assert note == "Scaled acts in torch from now on"
 
 
-def test_a_gateway_is_ready_when_every_module_has_agents(
-    make_world: Callable[..., AgentsWorld],
-) -> None:
-    world = make_world(TWO)
+def test_a_gateway_is_ready_when_every_module_has_agents(world: AgentsWorld) -> None:
     with world.connect("row"):
         assert (
             world.notes.get(timeout=30) == "has agents of module rows; waits for those of columns"
@@ -188,9 +145,8 @@ def test_a_gateway_is_ready_when_every_module_has_agents(
     ("continues", "episodes"), [(True, [(3.0, 2)] * 4), (False, [(1.0, 1), (2.0, 1)] * 4)]
 )
 def test_an_episode_may_continue_with_others_when_all_who_acted_in_it_have_ended(
-    make_world: Callable[..., AgentsWorld], continues: bool, episodes: list[tuple[float, int]]
+    world: AgentsWorld, continues: bool, episodes: list[tuple[float, int]]
 ) -> None:
-    world = make_world(TWO)
     with world.connect("row", "column") as session:
         world.begin()
         world.ask("rows", "columns")
@@ -211,10 +167,7 @@ def test_an_episode_may_continue_with_others_when_all_who_acted_in_it_have_ended
         assert world.batch(module_id).terminated.tolist() == [[True] * 4]
 
 
-def test_an_end_that_is_held_back_is_sent_when_the_session_is_closed(
-    make_world: Callable[..., AgentsWorld],
-) -> None:
-    world = make_world(TWO)
+def test_an_end_that_is_held_back_is_sent_when_the_session_is_closed(world: AgentsWorld) -> None:
     with world.connect("row", "column") as session:
         world.begin()
         world.ask("rows", "columns")
@@ -227,58 +180,6 @@ def test_an_end_that_is_held_back_is_sent_when_the_session_is_closed(
     receipts = world.receipts("rows", "columns")
     assert [x for each in receipts.values() for x in each.env_returns] == [3.0] * 4
     assert world.batch("columns").terminated.tolist() == [[True] * 4]
-
-
-class Relay:
-    """An AEC game: column moves after row's end, or not at all."""
-
-    possible_agents = ("row", "column")
-
-    def __init__(self, column_acts: bool) -> None:
-        self._column_acts = column_acts
-
-    def observation_space(self, _: str) -> Any:
-        return SPACES[0]
-
-    def action_space(self, _: str) -> Any:
-        return SPACES[1]
-
-    def reset(self, seed: int | None = None) -> None:
-        self.agents = [*self.possible_agents]
-        self._turns = ["row", "row", "column", *["column"] * self._column_acts]
-
-    @property
-    def agent_selection(self) -> str:
-        return self._turns[0]
-
-    def _over(self) -> bool:
-        return self._turns.count(self._turns[0]) == 1
-
-    def last(self) -> Any:
-        reward = {"row": 1.0, "column": 2.0}[self._turns[0]] * self._over()
-        return see(0, 0), reward, self._over(), False, {}
-
-    def step(self, action: int | None) -> None:
-        assert (action is None) == self._over()
-        if self._over():
-            self.agents.remove(self._turns[0])
-        del self._turns[0]
-
-
-@pytest.mark.parametrize(
-    ("column_acts", "episode"), [(True, (3.0, 2)), (False, (3.0, 1))], ids=["acts", "leaves"]
-)
-def test_a_relay_in_turns_is_one_episode(
-    make_world: Callable[..., AgentsWorld], column_acts: bool, episode: tuple[float, int]
-) -> None:
-    world = make_world(SHARED)
-    with world.connect("row", "column"):
-        world.begin()
-    world.ask("both", rounds=3)
-    assert len(play_agents(Relay(column_acts), world.address, episodes=8)) == 8
-    receipt = world.receipts("both")["both"]
-    told = [*zip(receipt.env_returns, receipt.env_lengths, strict=True)]
-    assert {*told} == {episode}
 
 
 def test_a_mark_for_an_environment_that_is_not_there_ends_the_session(
@@ -304,10 +205,7 @@ def test_a_client_without_names_acts_where_the_table_has_one_pattern(
         assert world.batch("both").rewards.tolist() == [[1, 1, 1, 1]]
 
 
-def test_a_game_with_a_known_interface_plays_in_one_line(
-    make_world: Callable[..., AgentsWorld],
-) -> None:
-    world = make_world(TWO)
+def test_a_game_with_a_known_interface_plays_in_one_line(world: AgentsWorld) -> None:
     with connect_agents(
         world.address, {n: (MatrixGame().observation_space(n), THREE_WAYS) for n in TWO}
     ):
@@ -341,8 +239,7 @@ def test_a_module_that_fails_to_close_leaves_the_others_to_close(
     assert {*closed} == {"rows", "columns", "writer of rows", "writer of columns"}
 
 
-def test_a_client_says_what_it_cannot_send(make_world: Callable[..., AgentsWorld]) -> None:
-    world = make_world(TWO)
+def test_a_client_says_what_it_cannot_send(world: AgentsWorld) -> None:
     with world.connect("row", "column") as session:
         world.begin()
         world.ask("rows", "columns")

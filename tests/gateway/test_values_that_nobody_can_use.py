@@ -1,20 +1,28 @@
-"""Unusable values end their own session only."""
+"""What a gateway takes and refuses of spaces, values, and large messages."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import any_pb2
 from gymnasium import spaces
-from support.gateway_world import GatewayWorld
+from support.gateway_world import GatewayWorld, RawSimulator, steps_of
 
 from juggler.client import GatewayError
+from juggler.driver.workers.worker_events import read
+from juggler.gateway import sessions
 from juggler.gateway.session_errors import Code, SessionError
-from juggler.gateway.sessions import AgentInterface, SpaceLayout
+from juggler.gateway.session_manager import PROTOCOL_MAX, PROTOCOL_MIN, difference
+from juggler.gateway.sessions import MOST_UNREPORTED, AgentInterface, SpaceLayout
 from juggler.gateway.step_batches import check_rewards
 from juggler.runtime.episodes.batch import MOST_REWARD
 from juggler.runtime.wire.structures import zeros
+from juggler.runtime.wire.v1 import simulator_pb2, spaces_pb2, tensors_pb2, training_pb2
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 CHOICE = spaces.Discrete(2)
@@ -115,3 +123,183 @@ def test_rewards_that_are_large_together_are_none_that_is_too_large() -> None:
     check_rewards([MOST_REWARD, -MOST_REWARD] * 10, str)
     with pytest.raises(SessionError, match="step 20"):
         check_rewards([MOST_REWARD] * 20 + [2 * MOST_REWARD], "step {}".format)
+
+
+# Errors about two simulators' spaces name the first difference.
+
+
+IMAGE = spaces.Box(0, 255, (8, 8), np.uint8)
+LOW = np.zeros(2000, np.float32)
+COUNTS = spaces.MultiDiscrete([2, 3])
+
+
+def joints(low: Any = LOW, counts: Any = COUNTS) -> spaces.Tuple:
+    return spaces.Tuple((spaces.Box(low, LOW + 1, dtype=np.float32), counts))
+
+
+def seen(**changes: Any) -> spaces.Dict:
+    """A space whose text is long before it comes to what changes."""
+    cameras = {f"camera of the left arm, number {at}": IMAGE for at in range(6)}
+    return spaces.Dict({**cameras, "joints": joints(), **changes})
+
+
+SHIFTED = np.where(np.arange(2000) == 1700, LOW - 0.5, LOW).astype(np.float32)
+MIXED = np.where(np.arange(2000) == 1600, LOW - 0.25, LOW).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (
+            seen(joints=IMAGE),
+            seen(joints=COUNTS),
+            "its space at 'joints' is Box(0, 255, (8, 8), uint8); the first at 'joints' is "
+            "MultiDiscrete([2 3])",
+        ),
+        (
+            seen(joints=joints(counts=spaces.MultiDiscrete([2, 3], dtype=np.int32))),
+            seen(),
+            "its space at 'joints' at '1' is MultiDiscrete([2 3]) of int32; the first at 'joints' "
+            "at '1' is MultiDiscrete([2 3]) of int64",
+        ),
+        (
+            seen(joints=joints(SHIFTED)),
+            seen(joints=joints(MIXED)),
+            "with bounds of 0.0 and 1.0 at [1600]; the first at 'joints' at '0' is "
+            "Box([0. 0. 0. ... 0. 0. 0.], 1.0, (2000,), float32) with -0.25 and 1.0 there",
+        ),
+        (
+            spaces.Dict([("a", IMAGE), ("b", IMAGE)]),
+            spaces.Dict([("b", IMAGE), ("a", IMAGE)]),
+            "its space has the parts 'a', 'b'; the first has 'b', 'a'",
+        ),
+    ],
+)
+def test_the_part_that_differs_is_named(one: Any, other: Any, said: str) -> None:
+    text = difference(one, other, "its space", "the first")
+    assert said in text
+    assert "camera" not in text
+
+
+# Episodes without sample requests count, and their number is bounded.
+
+
+MANY = 8192  # environments
+
+
+def taken(ended: Collection[tuple[float, int]]) -> training_pb2.Receipt:
+    """Totals that a driver reads in receipts without steps."""
+    receipt = training_pb2.Receipt()
+    receipt.episode_returns.extend(each[0] for each in ended)
+    receipt.episode_lengths.extend(each[1] for each in ended)
+    body = any_pb2.Any()
+    body.Pack(receipt)
+    return read(body, training_pb2.Receipt())
+
+
+def test_of_more_episodes_than_a_driver_takes_the_newest_are_told() -> None:
+    shown, over = np.zeros((MANY, 3)), np.ones(MANY, np.bool_)
+    with (
+        GatewayWorld(rows=1, steps=1) as world,
+        world.connect(environments=MANY, real_time=True) as session,
+    ):
+        for step in range(2 + MOST_UNREPORTED // MANY):
+            session.step(shown, np.full(MANY, step), over if step else ~over, False, shown)
+        assert world.count("episodes") == MOST_UNREPORTED + MANY
+        world.ask()
+        for _ in range(2):
+            session.step(shown, np.zeros(MANY))
+        world.wait_for(1)
+        _, ended = world.batches[0]
+    receipt = taken(ended)
+    assert len(receipt.episode_returns) == MOST_UNREPORTED
+    assert min(receipt.episode_returns) == 2  # those of return 1 ended first
+
+
+def test_episodes_of_several_agents_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MOST_UNREPORTED", 3)
+    ended = [(float(k), 1) for k in range(5)]
+    for _ in range(2):
+        sessions.forget_oldest(ended)
+        assert ended == [(2.0, 1), (3.0, 1), (4.0, 1)]
+
+
+def test_returns_fit_the_receipt_whatever_finite_rewards_a_simulator_gives() -> None:
+    with GatewayWorld(rows=1, steps=4) as world, world.connect() as session:
+        world.ask(100)
+        for _ in range(4):
+            session.step(np.zeros(3), MOST_REWARD)
+        session.step(np.zeros(3), MOST_REWARD, True)
+        session.step(np.zeros(3))
+        world.wait_for(1)
+    assert taken(world.batches[0][1]).episode_returns[0] == pytest.approx(4 * MOST_REWARD, rel=1e-6)
+
+
+# A gateway's work on messages of many environments.
+
+
+ROWS = 1024
+
+
+def seconds_to_end(world: GatewayWorld, rows: int, kind: str) -> float:
+    """CPU time of a message that ends this many episodes."""
+    shown, all_of_them = np.zeros((rows, 3), np.float32), [True] * rows
+    given: dict[str, Any] = {
+        "truncated": {
+            "truncated": all_of_them,
+            "final_rows": range(rows),
+            "final_observations": steps_of(1, shown).agents[0].observations,
+        },
+        "both": {"truncated": all_of_them, "terminated": all_of_them},
+        "paused": {"terminated": all_of_them, "paused": all_of_them},
+    }[kind]
+    with RawSimulator(world.address) as simulator:
+        simulator.greet(environments=rows)
+        assert simulator.step(steps_of(1, shown)).actions.seq == 1
+        message = steps_of(2, shown, rewards=[0.0] * rows, **given)
+        began = time.process_time()
+        assert simulator.step(message).actions.seq == 2
+        return time.process_time() - began
+
+
+@pytest.mark.slow  # it looks at the clock of the process
+@pytest.mark.parametrize("kind", ["truncated", "both", "paused"])
+def test_sixteen_times_the_environments_that_end_together_are_no_work_of_their_square(
+    kind: str,
+) -> None:
+    with GatewayWorld(rows=1 << 16, steps=4, max_batch=1 << 16) as world:
+        world.ask()
+        seconds_to_end(world, ROWS, kind)  # the first time of all
+        some = min(seconds_to_end(world, ROWS, kind) for _ in range(3))
+        more = min(seconds_to_end(world, 16 * ROWS, kind) for _ in range(3))
+    assert more < 64 * some, "quadratic work takes 256 times as long"
+
+
+# Version 1 of the simulators' protocol keeps what docs/external-simulators.md promises.
+
+
+PROMISED = Path(__file__).with_name("simulator_protocol_1.txt")
+
+
+def numbered() -> set[str]:
+    """Fields and enumeration words, with their numbers and types."""
+    found = set()
+    for file in (simulator_pb2, spaces_pb2, tensors_pb2):
+        waiting = [*file.DESCRIPTOR.message_types_by_name.values()]
+        words = [*file.DESCRIPTOR.enum_types_by_name.values()]
+        while waiting:
+            message = waiting.pop()
+            waiting += message.nested_types
+            words += message.enum_types
+            for field in message.fields:
+                many = "repeated " if field.is_repeated else ""
+                found.add(f"{message.full_name}.{field.name} = {field.number}, {many}{field.type}")
+        for enum in words:
+            found |= {f"{enum.full_name}.{each.name} = {each.number}" for each in enum.values}
+    return found
+
+
+def test_nothing_of_version_1_is_removed_or_changed() -> None:
+    """A new field is added to the file, too."""
+    assert PROTOCOL_MIN == PROTOCOL_MAX == 1
+    assert numbered() == {*PROMISED.read_text().splitlines()}

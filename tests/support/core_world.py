@@ -733,11 +733,11 @@ def joined(index: int = 0, steps: int = 50, incarnation: str = "R") -> RunnerJoi
     return RunnerJoined(f"envrunner-{index}", incarnation, {DEFAULT_MODULE: steps})
 
 
-def join(core: OneModule, index: int = 0, steps: int = 50, incarnation: str = "R") -> list[Request]:
-    return only(Request, step(core, joined(index, steps, incarnation)))
+def join(core: OneModule, index: int = 0, steps: int = 50) -> list[Request]:
+    return only(Request, step(core, joined(index, steps)))
 
 
-def receipt(request: Request, steps: int = 50, dropped: str = "") -> SampleReceived:
+def receipt(request: Request, steps: int = 50) -> SampleReceived:
     return SampleReceived(
         request.batch_id,
         request.runner,
@@ -745,7 +745,6 @@ def receipt(request: Request, steps: int = 50, dropped: str = "") -> SampleRecei
         request.learner,
         steps,
         request.at_least,
-        dropped,
         module_id=request.module_id,
     )
 

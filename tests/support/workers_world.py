@@ -18,6 +18,7 @@ from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
 from juggler.driver.config import RunConfig
 from juggler.driver.league.builders import register_builder
 from juggler.driver.league.league_builder import LeagueBuilder
+from juggler.driver.league.roster import FreezePlayer
 from juggler.driver.loop import Loop
 from juggler.driver.periodic_work import PeriodicWork
 from juggler.driver.reporting.wording import Level, Progress
@@ -384,16 +385,10 @@ class Asked(LeagueBuilder):
     """Asks for what the test wants."""
 
     wanted: ClassVar[list[Any]] = []
-    fails: ClassVar[bool] = False
 
     def build(self, results: Any) -> list[Any]:
         wanted, self.wanted[:] = list(self.wanted), []
         return wanted
-
-    def match(self, results: Any) -> Any:
-        if type(self).fails:
-            raise KeyError("unknown")
-        return super().match(results)
 
 
 class World(WorkersWorld):
@@ -432,6 +427,12 @@ class World(WorkersWorld):
         for number, chunk in enumerate(chunks):
             last = number == len(chunks) - 1
             self.reply(self.learner, command_id, any_pb2.Any(value=chunk), last=last)
+
+    def copy(self, scale: float = 1) -> None:
+        """The main is copied, and the EnvRunner has the copy."""
+        self.want(FreezePlayer("main-0"))
+        self.send_weights(self.copies_asked_for()[-1], scale=scale)
+        self.take_parts()
 
     def take_parts(self, worker: Worker | None = None) -> None:
         """An EnvRunner has what it was sent, part by part."""
@@ -494,6 +495,11 @@ class Changing(World):
                 self.answered.add(command_id)
                 self.made(command_id, update)
 
+    def play_and_train(self) -> None:
+        for _ in range(4):
+            self.play()
+            self.train()
+
     def made(self, command_id: int, update: training_pb2.Update) -> None:
         module = self.parts.core.modules[update.module_id]
         done = training_pb2.UpdateDone(module_id=update.module_id, update_id=update.update_id)
@@ -539,11 +545,6 @@ class Changing(World):
         return read(written.path)
 
 
-def resumed(
-    directory: Path, saved: Checkpoint, kind: type[Changing] = Changing, **keys: Any
-) -> Changing:
+def resumed(directory: Path, saved: Checkpoint, **keys: Any) -> Changing:
     """A resumed run; only the main has its learner yet."""
-    again = kind.__new__(kind)
-    again.answered = set()
-    World.__init__(again, directory, resume=saved, **keys)
-    return again
+    return Changing(directory, resume=saved, **keys)

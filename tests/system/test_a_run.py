@@ -1,4 +1,4 @@
-"""A run from its command to its summary."""
+"""A run from its command to its summary, scaled and followed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from support.place import (
     Place,
     assert_books_balance,
     checkpoints,
+    env_runners,
     eventually,
     metrics,
     status_of,
     summary,
+    trained_steps,
     trains_on,
+    workers_in,
 )
 
 LINE_KEYS = {
@@ -114,27 +117,6 @@ def test_a_run_goes_on_from_its_checkpoint(
     assert files == {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
 
 
-@pytest.mark.slow
-def test_an_evaluation_runs_beside_training_and_a_checkpoint_can_be_played(place: Place) -> None:
-    options = ["--run-dir", "run", "--stop-return", 501, "--evaluation-seconds", 1]
-    run = place.start("train", "cartpole", *options)
-    directory = place.path / "run"
-
-    def evaluated() -> bool:
-        return any((line["evaluation_return_mean"] or 0) > 9 for line in metrics(directory))
-
-    eventually(evaluated, 90, lambda: run.output)
-    run.interrupt()
-    assert run.wait(30) == 130, run.output
-    played = place.run("evaluate", "run", "--episodes", 5)
-    assert played.status == 0, played.output
-    assert "5 episodes: return" in played.output
-    drawn = place.run("plot", "run")
-    assert drawn.status == 0, drawn.output
-    assert (directory / "plot.png").read_bytes().startswith(b"\x89PNG")
-    place.assert_nothing_is_left()
-
-
 # One command for a driver, given again and again as containers do.
 
 
@@ -179,43 +161,62 @@ def test_the_same_command_begins_a_run_goes_on_with_it_and_finds_it_ended(place:
     assert "has ended (stop_steps): nothing is left to do. To" in fourth.output
 
 
-# A run that begins with the weights of another one, by the real command.
-
-
-#: Nothing is learned meanwhile: what a run plays is what it has begun with. Drawn from a seed, a
-#: policy gets to 22.
-KEEPS = ("--lr", 1e-9, "--stop-steps", 60_000)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run that plays CartPole well."""
-    place = Place()
-    try:
-        run = place.run("train", "cartpole", "--stop-return", 400, "--run-dir", "run")
-        assert run.status == 0, run.output
-        return Path(shutil.copytree(place.path / "run", tmp_path_factory.mktemp("t") / "run"))
-    finally:
-        place.close()
+# `juggler scale`, on a run of one host.
 
 
 @pytest.mark.slow
-def test_several_learners_begin_with_them_and_a_run_that_is_resumed_does_not_load_again(
-    place: Place, trained: Path
+def test_env_runners_come_and_go_while_a_run_goes_on_and_lose_nothing(place: Place) -> None:
+    run_dir = place.path / "run"
+    options = ["--stop-return", "501", "--run-dir", "run", "--progress", "plain"]
+    run = place.start("train", "cartpole", *options)
+    eventually(lambda: trained_steps(run_dir), 60, lambda: run.output)
+    scaled = place.run("scale", "run", "--env-runners", "3")
+    assert scaled.output == "EnvRunners: 3 instead of 1\n"
+    eventually(lambda: env_runners(run_dir) == 3, 60, lambda: run.output)
+    assert place.run("scale", "run", "--env-runners", "1").status == 0
+    run.wait_for("envrunner-2 has left, as requested", 60)
+    run.wait_for("envrunner-1 has left, as requested", 60)
+    eventually(lambda: env_runners(run_dir) == 1, 60, lambda: run.output)
+    eventually(lambda: len(workers_in(place.path, "envrunner")) == 1, 30)
+    trains_on(run_dir, run)
+    # The numbers of departed workers are reused.
+    assert place.run("scale", "run", "--env-runners", "2").status == 0
+    eventually(lambda: env_runners(run_dir) == 2, 60, lambda: run.output)
+    workers_in(place.path, "envrunner 1")[0].kill()
+    run.wait_for("envrunner-1 left", 30)  # and is started again, since it is wanted
+    eventually(lambda: env_runners(run_dir) == 2, 60, lambda: run.output)
+    refused = place.run("scale", "run", "--env-runners", "1", "--evaluators", "2")
+    assert "`juggler train` keeps its evaluators" in refused.output
+    run.interrupt()
+    assert run.wait(30) == 130
+    assert_books_balance(run_dir)
+    assert "warning: envrunner-2 left" not in run.output
+    assert (
+        summary(run_dir)["env_steps_lost_unreported"] <= 2 * 64 * 32
+    )  # of the one that was killed
+    assert "is not running" in place.run("scale", "run", "--env-runners", "2").output
+
+
+# A run of an earlier version of Juggler, unchanged.
+
+
+#: CartPole by IMPALA, 2 updates, written under version 2 of the protocol: one module, whose id is
+#: "default" in the tree and stands nowhere else.
+KEPT = Path(__file__).parents[1] / "support" / "run_of_protocol_2"
+
+
+@pytest.mark.usefixtures("local_workers")
+def test_an_older_checkpoint_resumes_and_plays(
+    in_a_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    directory = place.path / "run"
-    begun = shutil.copytree(trained, place.path / "before")
-    run = place.run(
-        *("train", "cartpole", "--from", "before", "--num-learners", 2, "--run-dir", "run"), *KEEPS
-    )
-    assert run.status == 0, run.output
-    assert summary(directory)["episode_return_mean"] > 150
-    updates = summary(directory)["updates"]
-    shutil.rmtree(begun)
-    run = place.run("train", "--resume", "run", "--stop-steps", 80_000)
-    assert run.status == 0, run.output
-    assert f"resuming from update {updates}" in run.output
-    assert "beginning with" not in run.output
-    assert len(checkpoints(directory)) >= 2
-    assert_books_balance(directory)
-    place.assert_nothing_is_left()
+    before, run = summary(KEPT), in_a_directory / "run"
+    shutil.copytree(KEPT, run)
+    assert status_of("evaluate", "run", "--episodes", 3) == 0
+    assert "3 episodes" in capsys.readouterr().out
+    assert status_of("train", "--resume", "run", "--stop-steps", 9000) == 0
+    after = summary(run)
+    assert_books_balance(run)
+    assert after["updates"] > before["updates"]
+    assert after["env_steps_trained"] >= 9000
+    assert after["weights_version"][0] == before["weights_version"][0] + 1
+    assert "restart" in after["env_steps_dropped"], "what was in flight at the cut"

@@ -267,13 +267,6 @@ def test_a_learner_learns_from_every_space_what_a_runner_sampled(
     World(make, recurrent, _pipelines(pipeline, OBSERVED[observed]), autoreset).check()
 
 
-@pytest.mark.parametrize("chosen", CHOSEN)
-def test_every_action_goes_with_pipelines_that_show_actions(chosen: str) -> None:
-    pipeline = ("previous", "all")[list(CHOSEN).index(chosen) % 2]
-    make = functools.partial(Anything, OBSERVED["nested"], CHOSEN[chosen])
-    World(make, "gru", PIPELINES[pipeline], "next_step").check()
-
-
 @pytest.mark.parametrize(
     ("chosen", "model"),
     [

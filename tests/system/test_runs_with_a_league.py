@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.place import Place, assert_books_balance, eventually, metrics, status_of, summary
+from support.place import (
+    Place,
+    assert_books_balance,
+    eventually,
+    metrics,
+    status_of,
+    summary,
+)
 
-from juggler.driver.config_files import read_shipped
-from juggler.envrunner.environments.simulator_extras import check_extra
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
 from juggler.runtime.checkpoints.weights import playing_tree, read_module, tree_digest
 
@@ -132,30 +137,6 @@ def test_a_builder_of_ones_own_is_needed_to_train_and_not_to_look(
     capsys.readouterr()
     assert status_of("train", "--resume", "run", "--stop-steps", 3_000) == 2
     assert "there is no Python module 'builder_of_mine' here" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("rock-paper-scissors-league", marks=pytest.mark.long),
-        pytest.param("kuhn-league", marks=pytest.mark.slow),
-        pytest.param("connect-four-league", marks=pytest.mark.long),
-    ],
-)
-def test_a_league_that_ships_trains_all_its_players(place: Place, name: str) -> None:
-    config = read_shipped(name).config
-    try:
-        check_extra(config.env_runner.env)
-    except ValueError as error:
-        pytest.skip(str(error))
-    steps = 20 * config.learner.batch_size
-    run = place.run("train", name, "--run-dir", "run", "--stop-steps", steps)
-    assert run.status == 0, run.output
-    line = metrics(place.path / "run")[-1]
-    assert line["league"]["players"] > len(line["league"]["learning"]), "there are copies"
-    assert all(player["steps"] for player in line["league"]["learning"].values())
-    assert_books_balance(place.path / "run")
-    place.assert_nothing_is_left()
 
 
 RLLIB = """

@@ -1,17 +1,25 @@
-"""The league as a whole: matches, and changes of its players."""
+"""The league as a whole, its players' opponents, payoffs and ratings."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from itertools import combinations
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.league_world import AGENTS, Asking, asking, begun, book_games, finished, line_up, ready
 
-from juggler.driver.league.builders import AlphaStar, Rllib
+from juggler.driver.league.builders import AlphaStar, Rllib, without_monotonic_suffix
 from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league.league_builder import LeagueBuilder
+from juggler.driver.league.pfsp import WEIGHTINGS, pfsp
+from juggler.driver.league.ratings import elo, nash_averaging, nash_equilibrium
+from juggler.driver.league.results import Payoffs
 from juggler.driver.league.roster import (
     AddPlayer,
     AssignLineUp,
@@ -20,13 +28,8 @@ from juggler.driver.league.roster import (
     ResetPlayer,
     RetirePlayer,
 )
-from juggler.driver.league.self_play import Fictitious, SelfPlayWindow
-
-
-def the_other(assigned: AssignLineUp) -> str:
-    (other,) = set(assigned.players.values()) - {assigned.home}
-    return other
-
+from juggler.driver.league.self_play import SelfPlayWindow
+from juggler.policies.wilson import wilson
 
 # Matches.
 
@@ -69,19 +72,6 @@ def test_matches_that_nobody_can_play_are_cancelled_until_somebody_is_back() -> 
 
 
 # Changes.
-
-
-def test_a_copy_is_in_line_ups_once_it_is_ready() -> None:
-    league, builder = asking(LeagueBuilder())
-    builder.wanted = [FreezePlayer("main-0")]
-    assert league.build() == [FreezePlayer("main-0", "main-0-v0")]
-    assert set(line_up(league).players.values()) == {"main-0"}
-
-    league.ready("main-0-v0")
-
-    assert the_other(line_up(league)) == "main-0-v0"
-    frozen = league.roster["main-0-v0"]
-    assert (frozen.role, frozen.parent, frozen.origin) == ("historical", "main-0", "main")
 
 
 @pytest.mark.parametrize("keys", [{"min_games": 1}, {"min_games": 1, "recycled": "oldest"}])
@@ -153,18 +143,6 @@ def test_after_the_last_copies_exploiters_retire_and_mains_learn_on() -> None:
     drawn = [line_up(league) for _ in range(100)]
     copies = {"main-0-v0", "main-0-v1", "main_exploiter-0-v0"}
     assert {player for each in drawn for player in each.players.values()} == {"main-0", *copies}
-
-
-def test_a_league_exploiter_is_reset_as_often_as_its_probability() -> None:
-    builder = AlphaStar(mains=1, main_exploiters=0, league_exploiters=1, min_phase_steps=0)
-    builder.max_phase_steps = 1
-    league = begun(LeagueConfig(), builder)
-    resets = 0
-    for _ in range(400):
-        league.trained("league_exploiter-0", 1)
-        commands = ready(league, league.build())
-        resets += ResetPlayer("league_exploiter-0") in commands
-    assert 70 <= resets <= 130  # 100 ± 3.5 standard deviations
 
 
 def test_rllib_copies_whoever_wins_often_enough() -> None:
@@ -251,12 +229,6 @@ def copy(league: League, builder: Asking, player: str) -> None:
     builder.change(league, FreezePlayer(player))
 
 
-def test_a_main_that_nobody_exploits_verifies_nothing() -> None:
-    league, _ = league_of(AlphaStar(mains=1, main_exploiters=0, league_exploiters=0))
-    branches, _ = drawn(league, "main-0")
-    assert_frequencies(branches, {"pfsp": 0.5, "self-play": 0.5})
-
-
 def test_a_main_meets_exploiters_that_beat_it() -> None:
     league, builder = league_of(AlphaStar(mains=1, main_exploiters=1, league_exploiters=0))
     copy(league, builder, "main_exploiter-0")
@@ -318,22 +290,6 @@ def test_a_main_exploiter_meets_mains_or_copies_of_those_that_are_too_strong() -
     assert set(within(opponents, "exploit")) == {"main-0"}
     shares = {"main-1-v0": 0.25 / 0.34, "main-1-v1": 0.09 / 0.34}
     assert_frequencies(within(opponents, "curriculum"), shares)
-
-
-def test_a_league_exploiter_meets_everybody_that_is_frozen() -> None:
-    league, _ = league_of(AlphaStar(mains=2, main_exploiters=1, league_exploiters=1))
-    book_games(league, "league_exploiter-0", "main-0-v0", wins=9, losses=1)  # weight 0.1
-
-    branches, opponents = drawn(league, "league_exploiter-0")
-
-    assert set(branches) == {"league"}
-    assert_frequencies(within(opponents, "league"), {"main-0-v0": 1 / 6, "main-1-v0": 5 / 6})
-
-
-def test_home_plays_either_side_as_often() -> None:
-    league, _ = league_of(Fictitious())
-    rows = Counter(line_up(league).players["row"] for _ in range(DRAWS))
-    assert_frequencies(rows, {"main-0": 0.5, "main-0-v0": 0.5})
 
 
 def test_one_draw_decides_what_an_rllib_match_is_for() -> None:
@@ -399,3 +355,235 @@ def test_they_may_be_turned_off_and_one_player_alone_has_none() -> None:
     alone = begun(LeagueConfig(evaluation_probability=0.5), LeagueBuilder(mains=1))
     assert not any(each.branch == "evaluation" for each in play(alone, 50))
     assert set(AGENTS) == set(play(alone, 1)[0].players)
+
+
+# Elo, Nash averaging, and the payoffs that they are made of.
+
+
+#: Small whole numbers, so that many games have several equilibria.
+ENTRIES = st.integers(-2, 2)
+
+
+@st.composite
+def games(draw: st.DrawFn, most: int = 5) -> np.ndarray:
+    count = draw(st.integers(1, most))
+    matrix = np.zeros((count, count))
+    for row, column in itertools.combinations(range(count), 2):
+        matrix[row, column] = draw(ENTRIES)
+    return (matrix - matrix.T) / 2
+
+
+def vertices(matrix: np.ndarray) -> list[np.ndarray]:
+    """Corners of the equilibrium set, by trying all tight inequalities."""
+    count = len(matrix)
+    rows = np.vstack([matrix, -np.eye(count)])  # all of them times p are at most 0
+    found = []
+    for tight in itertools.combinations(range(2 * count), count - 1):
+        equations = np.vstack([rows[list(tight)], np.ones(count)])
+        if abs(np.linalg.det(equations)) < 1e-9:
+            continue
+        corner = np.linalg.solve(equations, np.append(np.zeros(count - 1), 1.0))
+        if (rows @ corner <= 1e-9).all():
+            found.append(corner)
+    return found
+
+
+@settings(max_examples=150)
+@given(matrix=games())
+def test_the_equilibrium_is_the_one_with_the_highest_entropy(matrix) -> None:
+    point = nash_equilibrium(matrix)
+    assert (matrix @ point).max() <= 1e-9
+    assert point.min() >= 0
+    assert point.sum() == pytest.approx(1, abs=1e-12)
+    # Entropy is concave, so nothing is higher if it rises towards no corner.
+    for corner in vertices(matrix):
+        held = corner[point > 1e-9]
+        assert held.sum() == pytest.approx(1, abs=1e-6)  # nothing outside the support
+        slope = -(corner - point)[point > 1e-9] @ np.log(point[point > 1e-9])
+        assert slope <= 1e-4
+
+
+def booked(rates: dict[tuple[str, str], float], games: int = 100) -> Payoffs:
+    payoffs = Payoffs(1.0, 1)
+    for (player, other), rate in rates.items():
+        for number in range(games):
+            payoffs.book(player, other, 1 if number < rate * games else -1)
+    return payoffs
+
+
+CYCLE = {("a", "b"): 0.8, ("b", "c"): 0.7, ("c", "a"): 0.9, ("a", "d"): 0.9, ("b", "d"): 0.6}
+
+
+def test_a_clone_moves_ratings_by_elo_and_not_by_nash() -> None:
+    clone = {("a2", "b"): 0.8, ("c", "a2"): 0.9, ("a2", "d"): 0.9, ("a", "a2"): 0.5}
+    players, more = ["a", "b", "c", "d"], ["a", "b", "c", "d", "a2"]
+    before = nash_averaging(booked(CYCLE), players)
+    after = nash_averaging(booked({**CYCLE, **clone}), more)
+
+    assert after["a"] + after["a2"] == pytest.approx(before["a"])
+    assert {key: after[key] for key in "bcd"} == pytest.approx({key: before[key] for key in "bcd"})
+    assert before["d"] == pytest.approx(0)
+
+    elo_before, elo_after = elo(booked(CYCLE), players), elo(booked({**CYCLE, **clone}), more)
+    moved = (elo_after["b"] - elo_after["c"]) - (elo_before["b"] - elo_before["c"])
+    assert abs(moved) > 10
+
+
+def test_elo_stays_finite_for_those_who_always_win_or_never_play() -> None:
+    found = elo(booked({("a", "b"): 1.0}, games=1000), ["a", "b", "c"])
+    assert all(math.isfinite(rating) for rating in found.values())
+    assert found["a"] > 400 > found["c"] > -400 > found["b"]
+    assert sum(found.values()) == pytest.approx(0, abs=1e-6)
+    assert elo(Payoffs(1.0, 1), []) == {}
+
+
+def test_equilibria_are_found_where_many_players_hardly_differ() -> None:
+    """Games of nearly equal players have many equilibria and singular matrices."""
+    for seed in range(600):
+        generator = np.random.default_rng(seed)
+        players, kinds = generator.integers((2, 1), (90, 8))
+        of_kinds = generator.choice([-1, -0.5, 0, 0.5, 1], size=(kinds, kinds))
+        kind = generator.integers(kinds, size=players)  # [P]
+        noise = generator.normal(size=(players, players)) * 10.0 ** -generator.integers(0, 14)
+        some = generator.random((players, players)) < 0.1
+        upper = np.triu(of_kinds[kind][:, kind] + some * noise, 1)
+        matrix = upper - upper.T  # [P, P]
+        weights = nash_equilibrium(matrix)
+        assert weights.min() >= 0, seed
+        assert weights.sum() == pytest.approx(1, abs=1e-8), seed
+        assert (matrix @ weights).max() < 1e-8, seed
+
+
+# Payoffs: decay, symmetry, intervals, against oracles that keep every game.
+
+
+GAMES = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc"), st.integers(-1, 1)))
+
+
+@given(games=GAMES, decay=st.sampled_from([0.5, 0.99, 1.0]), min_games=st.integers(1, 4))
+def test_win_rates_are_those_of_all_games_by_their_age(games, decay, min_games) -> None:
+    payoffs = Payoffs(decay, min_games)
+    for player, other, result in games:
+        payoffs.book(player, other, result)
+
+    for player in "abc":
+        for other in "abc":
+            points = weight = count = 0.0
+            for first, second, result in games:
+                if player != other and {first, second} == {player, other}:
+                    result = result if first == player else -result
+                    points = points * decay + (result + 1) / 2
+                    weight = weight * decay + 1
+                    count += 1
+            expected = points / weight if count >= min_games else 0.5
+            assert payoffs.win_rate(player, other) == pytest.approx(expected, abs=1e-12)
+            assert payoffs.win_rate(player, other) + payoffs.win_rate(other, player) == 1.0
+            assert payoffs.games(player, other) == count
+            low, high = payoffs.interval(player, other)
+            assert payoffs.interval(other, player) == pytest.approx((1 - high, 1 - low))
+
+
+def test_games_are_counted_beyond_what_decayed_numbers_can_reach() -> None:
+    payoffs = Payoffs(0.99, 150)
+    for _ in range(149):
+        payoffs.book("a", "b", 1)
+    assert payoffs.win_rate("a", "b") == 0.5
+    assert sum(payoffs.counts("a", "b")) < 100
+
+    payoffs.book("b", "a", -1)
+    assert payoffs.win_rate("a", "b") == 1.0
+    assert payoffs.win_rate("b", "a") == 0.0
+
+
+def test_results_between_kinds_are_counted_from_both_sides() -> None:
+    payoffs = Payoffs(0.99, 1)
+    payoffs.book_kinds("main", "historical", 1)
+    payoffs.book_kinds("historical", "main", 1)
+    payoffs.book_kinds("main", "historical", 0)
+    payoffs.book_kinds("main", "main", 1)
+
+    count = payoffs.kinds["historical", "main"]
+    assert (count.wins, count.draws, count.losses) == (1, 1, 1)
+    assert payoffs.kinds["main", "main"].wins == 1
+
+
+@given(returns=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=30))
+def test_means_of_a_player_weigh_new_matches_more(returns) -> None:
+    payoffs = Payoffs(0.9, 1)
+    for length, each in enumerate(returns):
+        payoffs.book_match("a", each, length)
+    weights = [0.9**age for age in reversed(range(len(returns)))]
+    total = math.fsum(weights)
+    mean = math.fsum(w * r for w, r in zip(weights, returns, strict=True)) / total
+    length = math.fsum(w * n for n, w in enumerate(weights)) / total
+    assert payoffs.means["a"].return_mean == pytest.approx(mean, abs=1e-9)
+    assert payoffs.means["a"].length_mean == pytest.approx(length, abs=1e-9)
+    assert payoffs.means["a"].matches == len(returns)
+
+
+@given(games=st.integers(1, 500), share=st.floats(0, 1))
+def test_a_wilson_interval_ends_where_the_score_test_is_z(games, share) -> None:
+    rate, z = share, 1.959964
+    for bound in wilson(share * games, games):
+        # The interval's ends solve (rate - p)² = z² p (1 - p) / n.
+        if 0 < bound < 1:
+            assert (rate - bound) ** 2 == pytest.approx(
+                z * z * bound * (1 - bound) / games, rel=1e-6, abs=1e-12
+            )
+    low, high = wilson(share * games, games)
+    assert 0 <= low <= rate + 1e-12
+    assert rate - 1e-12 <= high <= 1
+
+
+# The probabilities of opponents in prioritized fictitious self-play.
+
+
+NAMES = sorted(WEIGHTINGS)
+RATES = {"a": 0.0, "b": 0.25, "c": 0.75, "d": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("weighting", "weights"),
+    [
+        ("squared", [1, 0.5625, 0.0625, 0]),
+        ("variance", [0, 0.1875, 0.1875, 0]),
+        ("linear", [1, 0.75, 0.25, 0]),
+        ("linear_capped", [0.5, 0.5, 0.25, 0]),
+        ("uniform", [1, 1, 1, 1]),
+        (lambda rate: 3 - rate, [3, 2.75, 2.25, 2]),
+    ],
+)
+def test_each_weighting_has_the_weights_of_its_formula(weighting, weights) -> None:
+    expected = [weight / sum(weights) for weight in weights]
+    assert list(pfsp(RATES, weighting).values()) == pytest.approx(expected)
+
+
+@given(
+    rates=st.dictionaries(st.text("xyz", max_size=3), st.floats(0, 1), max_size=9),
+    weighting=st.sampled_from(NAMES),
+)
+def test_probabilities_are_finite_and_add_up_to_1(rates, weighting) -> None:
+    chances = pfsp(rates, weighting)
+    assert chances.keys() == rates.keys()
+    assert all(0 <= chance <= 1 for chance in chances.values())
+    assert not rates or math.fsum(chances.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])
+def test_a_weighting_of_ones_own_must_give_weights(weight) -> None:
+    with pytest.raises(ValueError, match="weight of a"):
+        pfsp(RATES, lambda _: weight)
+
+
+@pytest.mark.parametrize(
+    ("rates", "kept"),
+    [
+        ([], ""),
+        ([0.5], ""),
+        ([0.9, 0.8, 0.8, 0.6], ""),  # each newer copy is at least as hard to beat
+        ([0.4, 0.9, 0.8], "ab"),  # the oldest beats it more often than a newer one
+        ([0.9, 0.2, 0.5, 0.5, 0.1], "abc"),
+    ],
+)
+def test_only_what_is_forgotten_is_left_without_the_monotonic_suffix(rates, kept) -> None:
+    assert without_monotonic_suffix(dict(zip("abcdef", rates, strict=False))) == list(kept)

@@ -1,19 +1,45 @@
-"""Modules over shards of devices, with real processes."""
+"""Modules over shards of devices: placement, requests, faults."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import itertools
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
 from support.batches import MakeBatch
-from support.learner_groups import LEARNERS, PATIENCE, Gate, alone, same, spec
+from support.learner_groups import LEARNERS, MODEL, PATIENCE, SPACES, Gate, alone, same, spec
+from support.processes import eventually
 
 import juggler
+from juggler.driver import learner_group
+from juggler.driver.config import ConfigError
+from juggler.driver.learner_group import (
+    LearnerGroup,
+    Module,
+    ModuleState,
+    ShardLost,
+)
 from juggler.learner.data.collate import collate
+from juggler.runtime.actors.hub import Worker, WorkerJoined, WorkerLeft, WorkerReplied
+from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.trees import flatten
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
 @pytest.mark.slow
@@ -58,9 +84,9 @@ def test_episodes_may_change_as_soon_as_their_update_was_asked_for(
     batch = make_batch()
     group.update_from_episodes({"main": [batch]})
     (tree,) = sent
-    for (_, given), (_, other) in zip(flatten(batch.to_tree()), flatten(tree), strict=True):
-        assert np.array_equal(given, other)
-        assert not np.shares_memory(given, other)
+    for (_, mine), (_, other) in zip(flatten(batch.to_tree()), flatten(tree), strict=True):
+        assert np.array_equal(mine, other)
+        assert not np.shares_memory(mine, other)
 
 
 def test_a_slow_shard_holds_up_its_own_modules_alone(
@@ -167,6 +193,483 @@ def test_weights_from_elsewhere_are_taken_over_behind_the_updates_asked_for_befo
     same(group.get_weights(["main"])["main"], before)
     with pytest.raises(ValueError, match="no module 'mian': did you mean 'main'"):
         group.set_weights({"mian": weights})
+
+
+# Learner groups with faults, and with impossible requests.
+
+
+@pytest.mark.slow
+def test_what_a_module_cannot_begin_with_is_said_and_it_is_not_there(
+    group: juggler.LearnerGroup,
+) -> None:
+    state = group.save(["main"])["main"]
+    with pytest.raises(juggler.LearnerGroupError, match=r"module 'x': .* algorithm 'impala'"):
+        group.add_module("x", spec(algorithm="ppo"), state=state)
+    with pytest.raises(juggler.LearnerGroupError, match=r"no weights 'polcy_head\.weight': did"):
+        group.add_module("x", spec(), weights={"polcy_head.weight": np.zeros(1, np.float32)})
+    with pytest.raises(juggler.LearnerGroupError, match="cannot be imported: there is no Python"):
+        group.add_module("x", {**spec(), "module": "nowhere_at_all:Module"})
+    with pytest.raises(juggler.LearnerGroupError, match="restore of 'target'"):
+        group.restore({"target": state})
+    assert set(group.placement) == set(LEARNERS)
+
+
+def test_a_module_that_cannot_update_tells_its_handle_alone(
+    group: juggler.LearnerGroup, make_batch: MakeBatch
+) -> None:
+    before = group.get_weights()
+    other_shape = make_batch(observation_size=5)
+    largest = np.finfo(np.float32).max
+    overflows = make_batch(rewards=np.full((3, 6), largest), ends=0.0)
+    not_finite = make_batch(rewards=np.full((3, 6), np.nan, np.float32))
+    handles = [
+        group.update_from_episodes({"main": [make_batch(), other_shape]}, async_update=True),
+        group.update_from_episodes(
+            {"short": [overflows], "epochs": [make_batch()]}, async_update=True
+        ),
+        group.update_from_episodes({"short": [not_finite]}, async_update=True),
+    ]
+    with pytest.raises(juggler.UpdateFailed, match=r"'main': .*do not fit the space"):
+        handles[0].result(PATIENCE)
+    with pytest.raises(juggler.UpdateFailed, match=r"'short': .*gradients were not fin") as failed:
+        handles[1].result(PATIENCE)
+    with pytest.raises(juggler.UpdateFailed, match=r"'short': .*rewards in row 0 at"):
+        handles[2].result(PATIENCE)
+    assert set(failed.value.failures) == {"short"}
+    assert failed.value.results["epochs"].live_steps == make_batch().live_steps
+    after = group.get_weights()
+    for name in ("main", "short"):
+        same(after[name], before[name])
+    assert group.update_from_episodes({"main": [make_batch()], "short": [make_batch()]})
+
+
+@pytest.mark.slow
+def test_a_killed_shard_comes_back_with_what_is_known_of_its_modules(
+    group: juggler.LearnerGroup, make_batch: MakeBatch, gate: Gate
+) -> None:
+    learner = alone("target", seed=3)
+    group.remove_module("target")
+    group.add_module("target", spec(seed=3, **LEARNERS["target"]))
+    for update in range(3):  # a snapshot is taken of the second
+        group.update_from_episodes({"target": [make_batch(seed=update)]})
+        if update < 2:
+            learner.update_from_episodes([make_batch(seed=update)])
+    victim = group._shards[2].worker
+    others = [group._shards[shard].worker for shard in (0, 1)]
+    assert victim is not None
+    handle = group.update_from_episodes(
+        {"gated": [make_batch()], "target": [make_batch()], "main": [make_batch()]},
+        async_update=True,
+    )
+    gate.wait_for_one()
+    os.kill(victim.pid, signal.SIGKILL)
+    with pytest.raises(juggler.UpdateFailed, match=r"by SIGKILL\. .*update 2 of 3") as failed:
+        handle.result(PATIENCE)
+    assert set(failed.value.failures) == {"gated", "target"}
+    assert isinstance(failed.value.failures["target"], juggler.ShardLost)
+    assert set(failed.value.results) == {"main"}
+    assert [group._shards[shard].worker for shard in (0, 1)] == others
+
+    gate.open()
+    learner.update_from_episodes([make_batch(seed=9)])
+    done = group.update_from_episodes({"target": [make_batch(seed=9)], "gated": [make_batch()]})
+    assert (done["target"].updates, done["gated"].updates) == (3, 1)
+    same(group.get_weights(["target"])["target"], learner.get_weights())
+
+
+@pytest.mark.slow
+def test_a_restored_state_is_kept_for_the_next_process_though_another_module_fails(
+    group: juggler.LearnerGroup, make_batch: MakeBatch
+) -> None:
+    state, weights = group.save(["target"])["target"], group.get_weights(["target"])["target"]
+    group.update_from_episodes({"target": [make_batch()]})
+    group.save(["target"])
+    with pytest.raises(juggler.LearnerGroupError, match="restore of 'main'"):
+        group.restore({"target": state, "main": state})
+    shard = group._shards[group.placement["target"].shard]
+    victim = shard.worker
+    assert victim is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    eventually(lambda: shard.worker not in (victim, None), "the next process")
+    same(group.get_weights(["target"])["target"], weights)
+
+
+@pytest.mark.slow
+def test_a_group_that_cannot_start_leaves_no_process_and_another_one_alone(
+    group: juggler.LearnerGroup,
+) -> None:
+    before = {each.pid for each in psutil.Process().children(recursive=True)}
+    with pytest.raises(juggler.LearnerGroupError, match=r"'bad': .* no 'Gatd': did you mean"):
+        juggler.LearnerGroup(
+            {"bad": {**spec(), "module": "support.learner_groups:Gatd"}}, devices="fake:1"
+        )
+    with pytest.raises(juggler.ShardLost, match=r"cuda:99 was lost(.|\n)*this host has"):
+        juggler.LearnerGroup({"main": spec()}, devices="cuda:99")
+    assert {each.pid for each in psutil.Process().children(recursive=True)} == before
+    assert all(shard.worker for shard in group._shards)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"learner": {"algorithm": "impla"}}, "'new': learner: algorithm ="),
+        ({"learner": {"lr": "fast"}}, "'new': learner: lr: "),
+        ({"learner": {"env": "CartPole-v1"}}, "'new': learner has no key 'env': known are"),
+        ({"lerner": {}}, "'new': .* unexpected keyword"),
+        ({"model": {"hidden_sizes": {8}}}, "'new': model.hidden_sizes must be a list"),
+        ({"observation_space": None}, "'new': there is no encoding for"),
+        ({"connectors": {"lerner": []}}, "connectors has no key 'lerner'"),
+    ],
+)
+def test_a_spec_that_cannot_be_is_refused_before_anything_begins(
+    group: juggler.LearnerGroup, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(juggler.ConfigError, match=message):
+        group.add_module("new", {**spec(), **given})
+    with pytest.raises(juggler.ConfigError, match=message):
+        juggler.LearnerGroup({"new": {**spec(), **given}})
+
+
+def test_what_makes_no_sense_is_refused(group: juggler.LearnerGroup, make_batch: MakeBatch) -> None:
+    with pytest.raises(ValueError, match="no module 'mian': did you mean 'main'"):
+        group.update_from_episodes({"mian": [make_batch()]})
+    with pytest.raises(ValueError, match="no module 'mian'"):
+        group.get_weights(["mian"])
+    with pytest.raises(ValueError, match="no module 'mian'"):
+        group.remove_module("mian")
+    with pytest.raises(juggler.ConfigError, match="'main' is there already"):
+        group.add_module("main", spec())
+    with pytest.raises(juggler.ConfigError, match="weights or state, not both"):
+        group.add_module("x", spec(), weights={}, state=group.save(["main"])["main"])
+    with pytest.raises(juggler.ConfigError, match=r"missing .* 'action_space'"):
+        group.add_module("x", {"observation_space": SPACES["observation_space"]})
+    for episodes, message in [
+        ({}, "no episodes: give"),
+        ([make_batch()], "no episodes: give"),
+        ({"main": []}, "'main' needs a list of EpisodeBatch"),
+        ({"main": [{}]}, "'main' needs a list of EpisodeBatch"),
+        ({"main": make_batch()}, "'main' needs a list of EpisodeBatch"),
+        ({"main": [make_batch(actions=np.zeros((3, 6, *[1] * 18)))]}, "20 dimensions, limit 16"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            group.update_from_episodes(episodes)  # type: ignore[arg-type]
+
+
+# Learner groups of which each test makes its own.
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"devices": "auto,cpu"}, "auto stands alone"),
+        ({"updates_in_flight": 0}, "updates_in_flight = 0"),
+        ({"snapshot_updates": 0}, "snapshot_updates = 0"),
+        ({"seed": -1}, "seed = -1"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(juggler.ConfigError, match=message):
+        juggler.LearnerGroup({"main": spec()}, **keys)
+    with pytest.raises(juggler.ConfigError, match="at least one module"):
+        juggler.LearnerGroup({})
+
+
+@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.slow
+def test_a_shard_that_hangs_is_killed_and_another_one_is_started_for_another_module(
+    make_batch: MakeBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = partial(learner_group.HubSettings, hang_seconds=4)
+    monkeypatch.setattr(learner_group, "HubSettings", quick)
+    gate = Gate(tmp_path / "gate")
+    gated = {
+        **spec(),
+        "model": {**MODEL, "gate": str(gate.path)},
+        "module": "support.learner_groups:Gated",
+    }
+    with juggler.LearnerGroup({"gated": gated}, devices="cpu") as group:
+        with pytest.raises(
+            juggler.UpdateFailed, match=r"was lost: killed by SIGKILL\.\nhung.*: no progress for"
+        ):
+            group.update_from_episodes({"gated": [make_batch()]})
+        gate.open()
+        group.add_module("second", spec())
+        assert [place.shard for place in group.placement.values()] == [0, 1]
+        done = group.update_from_episodes({"gated": [make_batch()], "second": [make_batch()]})
+        assert (done["gated"].updates, done["second"].updates) == (1, 1)
+    for call in (group.get_weights, lambda: group.add_module("third", spec())):
+        with pytest.raises(RuntimeError, match="the learner group is closed"):
+            call()
+    gate.close()
+
+
+_SCRIPT = """
+import sys
+import juggler
+from gymnasium import spaces
+
+spec = juggler.LearnerSpec(
+    observation_space=spaces.Box(-1, 1, (2,)), action_space=spaces.Discrete(2)
+)
+group = juggler.LearnerGroup({"main": spec})
+print(*group.get_weights()["main"])
+assert "torch" not in sys.modules
+print(group._shards[0].worker.pid)
+"""
+
+
+@pytest.mark.usefixtures("one_forkserver")
+@pytest.mark.slow
+def test_a_script_needs_no_torch_and_leaves_no_process_though_it_closes_nothing(
+    run_python: Callable[..., str],
+) -> None:
+    *names, pid = run_python("-c", _SCRIPT).split()
+    assert "policy_head.weight" in names
+    assert not psutil.pid_exists(int(pid))
+
+
+# Placement of modules, and requests to a shard, without processes.
+
+
+class Outside:
+    """All that a group talks to: commands are kept, and killed workers."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, Any]] = []
+        self.killed: list[int] = []
+        self.supervisor = self
+
+    def start_learner(self, index: int) -> None:
+        pass
+
+    def send(self, worker: Worker, number: int, command: Message) -> None:
+        self.sent.append((number, command))
+
+    def kill(self, worker_id: str, pid: int, after: float) -> None:
+        self.killed.append(pid)
+
+    def close(self) -> None:
+        pass
+
+
+class World(LearnerGroup):
+    """A group whose processes are only said to be there."""
+
+    def __init__(self, gpus: int = 1, modules: int = 0) -> None:
+        self.outside: Any = Outside()
+        self._hub = self._local = self.outside
+        self._devices = [f"fake:{n}" for n in range(gpus)]
+        self._token, self._run_id, self._over = "token", "run", ""
+        self._updates_in_flight, self._ids = 2, itertools.count(1)
+        self._changed = threading.Condition()
+        self._modules, self._shards = {}, []
+        self.worker = Worker("learner-0", "1", "learner", 0, "here", 7, (), ("unix:/x",), True)
+        for n in range(modules):
+            self.add(f"module {n}")
+
+    def add(self, module_id: str) -> Module:
+        return self._place(training_pb2.AddModule(module_id=module_id))
+
+    def loads(self) -> list[int]:
+        found = Counter(place.shard for place in self.placement.values())
+        return [found[shard.index] for shard in self._shards]
+
+    def ask(self, module: Module, *commands: Message) -> Future[Any]:
+        update = training_pb2.Update(module_id=module.module_id)
+        return self._request(module, "update", commands or [update], bool)
+
+    def join(self) -> None:
+        self._handle(WorkerJoined(self.worker))
+
+    def exit(self, how: str = "killed by SIGKILL", restart_in: float | None = 0.25) -> None:
+        self._handle(Exited("learner-0", 7, how, restart_in))
+
+    def answer(self, command: type[Message], failure: str = "", last: bool = True) -> None:
+        """Answer the newest command of this kind."""
+        number = next(n for n, each in reversed(self.outside.sent) if type(each) is command)
+        reply = attach_pb2.Reply(id=number, last=last, body=any_pb2.Any())
+        if failure:
+            reply = attach_pb2.Reply(
+                id=number, last=True, failure=attach_pb2.Failure(message=failure)
+            )
+        self._handle(WorkerReplied(self.worker, reply))
+
+    def sent(self) -> list[str]:
+        return [type(each).__name__ for _, each in self.outside.sent]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "modules", "shards", "gpus_per_shard", "modules_per_shard", "share"),
+    [
+        (4, 10, 4, 1, 3, 0.4),
+        (8, 3, 3, 3, 1, 8 / 3),
+        (8, 2, 2, 4, 1, 4.0),
+        (2, 5, 2, 1, 3, 0.4),
+        (1, 1, 1, 1, 1, 1.0),
+        (4, 4, 4, 1, 1, 1.0),
+        (0, 3, 3, 1, 1, 0.0),
+    ],
+)
+def test_modules_are_spread_over_gpus_as_the_table_says(
+    gpus: int, modules: int, shards: int, gpus_per_shard: int, modules_per_shard: int, share: float
+) -> None:
+    world = World(gpus, modules)
+    assert len(world._shards) == shards
+    assert max(world.loads()) == modules_per_shard
+    found = world.placement.values()
+    assert max(len(place.devices) for place in found) == gpus_per_shard
+    assert {place.share for place in found} == {share}
+
+
+@given(
+    gpus=st.integers(0, 9),
+    modules=st.integers(1, 12),
+    moves=st.lists(st.integers(0, 30), max_size=40),
+)
+def test_modules_come_and_go_and_each_goes_where_there_is_most_room(
+    gpus: int, modules: int, moves: list[int]
+) -> None:
+    world = World(gpus, modules)
+    there = list(world.placement)
+    for number, move in enumerate(moves):
+        if move % 2 and there:
+            world.remove_module(there.pop(move % len(there)))
+            continue
+        there.append(f"later {number}")
+        before, loads = len(world._shards), world.loads()
+        shard = world.add(there[-1]).shard.index
+        if shard < before:
+            assert loads[shard] == min(loads)
+        else:
+            assert shard == before
+            assert min(loads) > 0
+        assert len(world._shards) <= (gpus or len(world._shards))
+    assert sorted(world.placement) == sorted(there)
+    by_shard = {place.shard: place.devices for place in world.placement.values()}
+    assert all(by_shard.values())
+    if gpus:
+        taken = Counter(device for devices in by_shard.values() for device in devices)
+        assert max(taken.values(), default=1) == 1
+        for index, devices in by_shard.items():
+            assert devices[0] == f"fake:{index}", "it computes on the same as before"
+
+
+def test_a_shard_that_is_down_gets_no_more_modules() -> None:
+    world = World(2, 2)
+    world._shards[0].down = True
+    assert world.add("third").shard.index == 1
+    world._shards[1].down = True
+    with pytest.raises(ConfigError, match="no shard is left"):
+        world.add("fourth")
+    world._devices = []
+    assert world.add("fourth").shard.index == 2
+
+
+# The requests to a shard.
+
+
+@pytest.fixture(name="world")
+def _world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(learner_group, "EpisodeSender", lambda *_: Outside())
+    return World()
+
+
+def built(world: World, module_id: str) -> Module:
+    module = world.add(module_id)
+    done = world._build(module)
+    world.answer(training_pb2.AddModule)
+    assert done.result(0) is None
+    return module
+
+
+def test_a_lost_process_fails_its_requests_once_it_is_known_how_it_ended(world: World) -> None:
+    world.add("a")
+    world.join()
+    module = built(world, "b")
+    request = world.ask(module)
+    world._handle(WorkerLeft(world.worker, "hung"))
+    assert not module.settled()
+    assert world.outside.killed == [7]
+    assert not request.done()
+    world.exit()
+    assert isinstance(request.exception(0), ShardLost)
+    words = "learner-0 on fake:0 was lost: killed by SIGKILL."
+    assert str(request.exception(0)) == f"update of 'b': {words}\nhung"
+    world.answer(training_pb2.Update)  # a reply that was under way
+    assert isinstance(world.ask(module).exception(0), ShardLost)
+
+
+def test_a_new_process_builds_the_modules_of_its_predecessor_from_their_states(
+    world: World,
+) -> None:
+    module = world.add("a")
+    world.join()
+    built(world, "b").updates = 3
+    kept = built(world, "c")
+    kept.updates, kept.kept = 8, ModuleState({}, {"updates": 5})
+    world.exit()
+    assert "'b' goes back to update 0 of 3. Module 'c' goes back to update 5 of 8." in (
+        world._shards[0].lost
+    )
+    world.outside.sent.clear()
+    world.worker = Worker("learner-0", "2", "learner", 0, "here", 9, (), ("unix:/x",), True)
+    world.join()
+    ids = [getattr(each, "module_id", "") for _, each in world.outside.sent]
+    assert world.sent() == ["Setup", "AddModule", "AddModule", "Restore"]
+    assert ids == ["", "b", "c", "c"], "'a' was never there"
+    assert not kept.settled()
+    world.answer(training_pb2.AddModule)
+    assert kept.settled()
+    assert not module.settled()
+    world.answer(training_pb2.Restore, failure="out of memory")
+    assert world.outside.killed == [9]
+    assert not kept.settled()
+
+
+def test_a_shard_that_stays_down_says_so(world: World) -> None:
+    module = world.add("a")
+    world.exit("exit code 1", None)
+    error = world.ask(module).exception(0)
+    assert isinstance(error, ShardLost)
+    assert "exit code 1. It has died too often, and stays down" in str(error)
+    assert module.has_room(), "so that an update fails at once"
+    world.join()  # it attached just before its end
+    for done in (world.ask(module), world._build(module)):
+        assert isinstance(done.exception(0), ShardLost)
+
+
+def test_futures_cannot_be_cancelled_and_replies_that_cannot_be_read_fail_their_request(
+    world: World,
+) -> None:
+    def cannot(body: Any) -> None:
+        raise ValueError("a digest differs")
+
+    module = world.add("a")
+    world.join()
+    request = world._request(module, "state", [training_pb2.Snapshot()], cannot)
+    assert not request.cancel(), "else its reply would break the group"
+    world.answer(training_pb2.Snapshot)
+    assert str(request.exception(0)) == "state of 'a': a digest differs"
+    assert not world._shards[0].requests
+
+
+def test_a_callback_may_call_the_group_and_wait_for_the_reply(world: World) -> None:
+    module = world.add("a")
+    world.join()
+    first, asked, results = world.ask(module), threading.Event(), SimpleQueue[bool]()
+
+    def ask_again(_: Future[Any]) -> None:
+        second = world.ask(module)
+        asked.set()
+        results.put(second.result(PATIENCE))
+
+    first.add_done_callback(ask_again)
+    world.answer(training_pb2.Update)  # in the thread that answers the second one, too
+    assert asked.wait(PATIENCE)
+    world.answer(training_pb2.Update)
+    assert results.get(timeout=PATIENCE) is True
 
 
 def test_a_second_interrupt_of_close_ends_the_processes_and_nothing_is_left(

@@ -1,4 +1,4 @@
-"""Lines of metrics: what they say, and how their files are read."""
+"""Lines of metrics and records of workers, and how files are read."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from support.workers_world import play_a_round, synchronous
 from juggler.driver.periodic_work import metrics_line
 from juggler.driver.reporting import run_directory as line_file
 from juggler.driver.reporting.episode_returns import (
-    EPISODE,
     ReturnGoals,
-    ReturnStatistics,
     WithReturns,
 )
 from juggler.driver.reporting.metrics import Candidates, Metrics, TrainingRate
-from juggler.driver.reporting.run_directory import LineFile, RunDirectoryError, metrics_table
+from juggler.driver.reporting.run_directory import LineFile, metrics_table
+from juggler.driver.reporting.worker_histories import MOST_GONE, WorkerHistories
 from juggler.envrunner.info_numbers import InfoNumber, keep_newest
-from juggler.runtime.wire.v1 import training_pb2
+from juggler.runtime.actors.hub import Worker, WorkerLeft
+from juggler.runtime.actors.supervisor import Exited
+from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
 def test_a_line_tells_of_the_inferences_since_the_line_before() -> None:
@@ -158,16 +160,7 @@ def test_a_table_is_flat_and_a_resumed_run_has_its_steps_once_and_one_clock(tmp_
     ]
 
 
-def test_a_directory_without_metrics_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="jsonl"):
-        metrics_table(tmp_path)
-
-
 # What returns of episodes say about their mean.
-
-
-def test_the_mean_and_deviation_of_what_was_played() -> None:
-    assert ReturnStatistics.of([1.0, 3.0]) == ReturnStatistics(2.0, 1.0, 2)
 
 
 class PlayedSome(WithReturns):
@@ -175,27 +168,17 @@ class PlayedSome(WithReturns):
         self.returns = returns
 
 
-def bounds(*returns: float) -> tuple[float, float]:
-    interval = PlayedSome(list(returns)).interval
-    assert interval is not None
-    return interval
-
-
 def test_the_interval_of_a_mean_is_that_of_a_normal_distribution_where_returns_are_normal() -> None:
     returns = np.random.default_rng(5).normal(100, 20, size=400)
-    low, high = bounds(*returns)
+    interval = PlayedSome(returns.tolist()).interval
+    assert interval is not None
+    low, high = interval
     error = 1.96 * returns.std() / 20
     assert low == pytest.approx(returns.mean() - error, abs=0.1 * error)
     assert high == pytest.approx(returns.mean() + error, abs=0.1 * error)
 
 
 # When a candidate is due, and which goals it has to reach.
-
-
-def _metrics(mean: float, episodes: int = 100) -> Metrics:
-    metrics = Metrics()
-    metrics.episodes_ended([mean] * episodes, [10] * episodes)
-    return metrics
 
 
 @pytest.mark.parametrize(
@@ -211,16 +194,9 @@ def _metrics(mean: float, episodes: int = 100) -> Metrics:
 def test_a_run_seems_solved_by_the_mean_of_its_last_hundred_episodes(
     mean: float, episodes: int, goal: float | None, seem: bool
 ) -> None:
-    assert bool(ReturnGoals(goal).proposed(_metrics(mean, episodes))) is seem
-
-
-def test_behind_a_refused_candidate_a_hundred_new_episodes_come_first() -> None:
-    metrics = _metrics(500.0)
-    metrics.candidates.refuse(metrics.episodes)
-    metrics.episodes_ended([500.0] * 99, [10] * 99)
-    assert not ReturnGoals(475.0).proposed(metrics)
-    metrics.episodes_ended([500.0], [10])
-    assert ReturnGoals(475.0).proposed(metrics) == {EPISODE: 500.0}
+    metrics = Metrics()
+    metrics.episodes_ended([mean] * episodes, [10] * episodes)
+    assert bool(ReturnGoals(goal).proposed(metrics)) is seem
 
 
 def test_who_is_refused_again_and_again_is_evaluated_ever_more_seldom() -> None:
@@ -236,41 +212,6 @@ def test_who_is_refused_again_and_again_is_evaluated_ever_more_seldom() -> None:
     assert max(gaps) < 1.11, "and a run that is solved at last ends soon"
 
 
-AGENT_RETURNS = {("a", "main"): [1.0, 3.0], ("b", "main"): [5.0], ("c", "rest"): [-2.0]}
-
-
-@pytest.mark.parametrize(
-    ("stop_return", "means"),
-    [
-        ({"main": 3.0}, {"main": 3.0}),
-        ({"main": 3.0, "b": 6.0}, {"main": 3.0, "b": 5.0}),
-        ({"rest": -2.0, "c": -2.0}, {"rest": -2.0, "c": -2.0}),
-        ({"d": 0.0}, {}),
-    ],
-)
-def test_an_evaluation_has_a_mean_for_each_module_and_agent_with_a_goal(
-    stop_return: dict[str, float], means: dict[str, float]
-) -> None:
-    goals = ReturnGoals(stop_return)
-    played = goals.played([99.0], AGENT_RETURNS)
-    assert {name: each.mean for name, each in played.items()} == means
-    assert goals.reached(played) is all(
-        means.get(name, -9.0) >= goal for name, goal in stop_return.items()
-    )
-
-
-def test_every_module_and_agent_with_a_goal_has_to_reach_it_in_training() -> None:
-    goals, metrics = ReturnGoals({"main": 2.0, "b": 3.0}), _metrics(-50.0)
-    metrics.of("main").episodes_ended([2.5] * 100, [1] * 100)
-    metrics.of_agent("b").episodes_ended([3.0] * 99)
-    assert goals.proposed(metrics) == {}
-    assert goals.now(metrics) == {"main": 2.5, "b": 3.0}
-    metrics.of_agent("b").episodes_ended([3.0])
-    assert goals.proposed(metrics) == {"main": 2.5, "b": 3.0}
-    metrics.of_agent("b").episodes_ended([2.0])
-    assert goals.proposed(metrics) == {}
-
-
 def test_a_module_counts_where_an_agent_has_its_name() -> None:
     metrics = Metrics()
     metrics.of_agent("a").episodes_ended([1.0])
@@ -278,3 +219,107 @@ def test_a_module_counts_where_an_agent_has_its_name() -> None:
     assert list(metrics.returns_of("a")) == [7.0]
     played = ReturnGoals({"a": 0.0}).played([0.0], {("a", "b"): [1.0], ("b", "a"): [7.0]})
     assert played["a"].mean == 7.0
+
+
+# Records of workers: counts only grow, and errors stay visible.
+
+
+V = Version(1, 1)
+
+
+def _worker(incarnation: str, worker_id: str = "envrunner-0") -> Worker:
+    role, _, index = worker_id.partition("-")
+    return Worker(worker_id, incarnation, role, int(index), "host", 1, (), (), False)
+
+
+def _records() -> tuple[WorkerHistories, Worker]:
+    records, worker = WorkerHistories(), _worker("a")
+    records.joined(worker)
+    return records, worker
+
+
+def test_states_from_joining_to_being_replaced() -> None:
+    records, worker = _records()
+    record = records.by_id["envrunner-0"]
+    states = [record.state]
+    records.ready(worker)
+    states.append(record.state)
+    records.left(WorkerLeft(worker, "the connection broke"))
+    states.append(record.state)
+    records.exited(Exited("envrunner-0", 1, "killed by SIGKILL", 0.5))
+    states.append(record.state)
+    records.joined(_worker("b"))
+    states.append(record.state)
+    records.exited(Exited("envrunner-0", 1, "exit code 1", None))
+    states.append(record.state)
+    assert states == ["starting", "ready", "left", "restarting", "starting", "down"]
+
+
+def test_the_last_restart_is_that_of_the_newest_worker_with_what_ended_the_one_before() -> None:
+    records, worker = _records()
+    assert not records.last_restart
+    records.left(WorkerLeft(worker, "it failed", attach_pb2.Failure(message="no contact")))
+    assert not records.last_restart, "its place is still empty"
+    records.exited(Exited("envrunner-0", 1, "exit code 1", 0.5))
+    records.joined(_worker("b"))
+    assert records.last_restart == "envrunner-0: no contact"
+
+
+def test_a_failure_that_is_heard_of_after_the_exit_is_the_reason_of_the_restart() -> None:
+    records, worker = _records()
+    records.exited(Exited("envrunner-0", worker.pid, "exit code 1", 0.5))
+    records.left(WorkerLeft(worker, "it failed", attach_pb2.Failure(message="no contact")))
+    assert records.last_restart == "envrunner-0: no contact"
+
+
+def test_totals_go_on_where_another_process_takes_the_place() -> None:
+    records, _ = _records()
+    records.worked("envrunner-0", 10, V)
+    records.spent("envrunner-0", {"inference": 2.0, "waiting": 1.0})
+    records.spent("envrunner-0", {"inference": 3.0, "waiting": 1.0})
+    records.counted("envrunner-0", {"inferences": 7})
+    records.joined(_worker("b"))
+    records.spent("envrunner-0", {"inference": 0.5})
+    records.counted("envrunner-0", {"inferences": 2, "inferred_rows": 5})
+    records.worked("envrunner-0", 5, V)
+    record = records.by_id["envrunner-0"]
+    assert record.total_seconds() == {"inference": 3.5, "waiting": 1.0}
+    assert records.seconds() == {"envrunner": {"inference": 3.5, "waiting": 1.0}}
+    assert records.counts() == record.total_counts() == {"inferences": 9, "inferred_rows": 5}
+    assert (record.steps, record.restarts) == (15, 1)
+
+
+def test_who_is_here_and_who_is_started_again_is_never_forgotten() -> None:
+    records = WorkerHistories()
+    for index in range(2 * MOST_GONE):
+        records.joined(_worker("a", f"learner-{index}"))
+    restarting = [f"learner-{index}" for index in range(MOST_GONE)]
+    for name in restarting:
+        worker = records.by_id[name].worker
+        assert worker is not None
+        records.left(WorkerLeft(worker, "the connection broke"))
+        records.exited(Exited(name, 1, "killed by SIGKILL", 0.5))
+    for index in range(2 * MOST_GONE):
+        worker = _worker("a", f"envrunner-{index}")
+        records.joined(worker)
+        records.left(WorkerLeft(worker, "the connection broke"))
+    back = _worker("b", f"envrunner-{2 * MOST_GONE - 1}")
+    records.joined(back)
+    assert len(records.by_id) == 3 * MOST_GONE
+    assert all(f"learner-{index}" in records.by_id for index in range(2 * MOST_GONE))
+    assert records.by_id[back.worker_id].worker is back
+
+
+def test_rates_are_over_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("juggler.driver.reporting.worker_histories.time.monotonic", lambda: now)
+    records, _ = _records()
+    for _ in range(30):
+        records.mark()
+        now += 1.0
+        records.worked("envrunner-0", 50, V)
+    assert records.rates() == pytest.approx({"envrunner-0": 50})
+    now += 1e6
+    records.mark()
+    now += 1.0
+    assert records.rates() == {"envrunner-0": 0.0}

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from juggler.driver.reporting.live_progress import LiveProgress, Sparkline
+from juggler.driver.reporting.live_progress import LiveProgress
 from juggler.driver.reporting.progress import (
     EVENTS_FILE,
     Journal,
@@ -108,23 +108,39 @@ def test_plain_lines_say_how_the_run_goes() -> None:
     ]
 
 
-def test_workers_that_were_started_again_are_counted_with_the_last_reason() -> None:
-    stream = io.StringIO()
-    progress = PlainProgress(stream)
-    progress.start(CONFIG)
-    progress.update(metrics_line(restarts=3))
-    failed = "environment 4 (Robot) failed in step: RuntimeError: no contact"
-    progress.finish({**SUMMARY, "restarts": 1200, "last_restart": f"envrunner-0: {failed}"})
-    _, line, *end = stream.getvalue().splitlines()
-    assert "envrunners 2  restarts 3  37.1 s left" in line
-    assert end[-1] == f"restarts: 1,200, the last of envrunner-0: {failed}"
+CONFIRMATION = {
+    "confirmed": True,
+    "return_mean": 492.1,
+    "return_deviation": 20.3,
+    "episodes": 100,
+    "training_return_mean": 476.5,
+    "env_steps_trained": 301_000,
+}
+RETURNS = {name: {"episode_return_mean": 0.5} for name in ("main", "exploiter")}
 
 
-def test_the_end_of_a_league_says_what_its_returns_are_of() -> None:
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {"restarts": 1200, "last_restart": "envrunner-0: no contact"},
+            "restarts: 1,200, the last of envrunner-0: no contact",
+        ),
+        (
+            {"league": {"players": 3}, "by_module": RETURNS},
+            "returns: each player's own matches, including matches with frozen",
+        ),
+        (
+            {"confirmation": CONFIRMATION},
+            "solved: return 476.5 after 301k steps in 9.4 s, confirmed by 100 episodes: "
+            "492.1 ± 20.3",
+        ),
+    ],
+)
+def test_the_end_says_what_had_to_do_with_it(more: dict[str, Any], said: str) -> None:
     stream = io.StringIO()
-    returns = {name: {"episode_return_mean": 0.5} for name in ("main", "exploiter")}
-    PlainProgress(stream).finish({**SUMMARY, "league": {"players": 3}, "by_module": returns})
-    assert "returns: each player's own matches, including matches with frozen" in stream.getvalue()
+    PlainProgress(stream).finish({**SUMMARY, **more})
+    assert [line for line in stream.getvalue().splitlines() if line.startswith(said)]
 
 
 def test_a_run_of_several_modules_shows_the_algorithm_and_the_return_of_each() -> None:
@@ -155,8 +171,6 @@ def test_a_run_of_several_modules_shows_the_algorithm_and_the_return_of_each() -
         ),
         ({"modules": {"default": {"replay_steps_missing": 1.0}}}, "1 more step in the replay"),
         ({"modules": {"default": {"replay_steps_missing": 0.0}}}, ""),
-        ({"modules": {"default": {"lr": 1e-3}}}, ""),
-        ({"modules": {}}, ""),
         (
             {
                 "modules": {
@@ -181,22 +195,6 @@ def test_people_are_told_what_learning_waits_for_while_a_replay_fills(
     for text in (stream.getvalue(), shown):
         assert ("learning waits for" in text) == bool(words)
         assert words in text
-
-
-def test_a_run_that_was_confirmed_says_by_what() -> None:
-    confirmation = {
-        "confirmed": True,
-        "return_mean": 492.1,
-        "return_deviation": 20.3,
-        "episodes": 100,
-        "training_return_mean": 476.5,
-        "env_steps_trained": 301_000,
-    }
-    stream = io.StringIO()
-    PlainProgress(stream).finish({**SUMMARY, "confirmation": confirmation})
-    assert stream.getvalue().splitlines()[0] == (
-        "solved: return 476.5 after 301k steps in 9.4 s, confirmed by 100 episodes: 492.1 ± 20.3"
-    )
 
 
 def test_a_run_goes_on_when_nobody_reads_any_more() -> None:
@@ -299,9 +297,7 @@ def test_what_is_waited_for_stands_in_place_of_rows_of_zeros() -> None:
     ("stops", "left"),
     [
         ({"stop_steps": 200_000, "stop_seconds": None}, "10.0 s left"),
-        ({"stop_steps": None, "stop_seconds": 65.0}, "1:04 left"),
         ({"stop_steps": 200_000, "stop_seconds": 5.0}, "4.0 s left"),
-        ({"stop_steps": 1000, "stop_seconds": None}, "0.0 s left"),
     ],
 )
 def test_the_time_that_is_left_is_shown_where_a_stop_condition_tells(
@@ -349,18 +345,6 @@ def test_the_live_display_gives_the_cursor_back() -> None:
         progress.finish(SUMMARY)
         assert "\x1b[?25h" in screen.getvalue()
         assert screen.getvalue().rstrip().endswith(str(SUMMARY["checkpoint"]))
-
-
-def test_a_curve_holds_the_whole_course_in_few_characters() -> None:
-    curve = Sparkline()
-    assert curve.drawn() == ""
-    for value in range(1000):
-        curve.add(float(value))
-        assert 1 <= len(curve.drawn()) <= Sparkline.points
-    assert curve.first == 0.0
-    assert curve.drawn()[0] == "▁"
-    assert curve.drawn()[-1] == "█"
-    assert list(curve.drawn()) == sorted(curve.drawn())
 
 
 # Events are recorded even if the disk fails.

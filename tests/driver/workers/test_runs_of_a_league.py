@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from support.workers_world import Asked, Changing, World
+from google.protobuf import any_pb2
+from support.workers_world import Asked, Changing, World, resumed
 
 from juggler.driver.agent_tables import copies_of
 from juggler.driver.checkpoint.first_weights import (
@@ -32,20 +34,24 @@ from juggler.driver.league.roster import (
 )
 from juggler.driver.monitoring import plain_status
 from juggler.driver.reporting.prometheus import families
+from juggler.driver.workers import league_run
 from juggler.driver.workers.league_run import LeagueMatches, LeagueStandings
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.checkpoints import checkpoint as checkpoints
-from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError
+from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.wire.frames import encode_frame
 from juggler.runtime.wire.v1 import status_pb2, training_pb2
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+@pytest.fixture(autouse=True)
+def _nothing_is_wanted() -> None:
     Asked.wanted.clear()
-    Asked.fails = False
-    yield World(tmp_path)
-    Asked.fails = False
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
 
 
 def test_a_copy_that_is_retired_before_it_is_made_is_forgotten(world: World) -> None:
@@ -73,8 +79,7 @@ def test_a_copy_waits_for_the_next_learner_if_its_learner_dies(world: World) -> 
     assert not world.plays("main-0")
     world.learner = world.joined("learner")
     world.meet("main-0")
-    (asked,) = world.copies_asked_for()
-    world.send_weights(asked)
+    world.send_weights(*world.copies_asked_for())
     world.take_parts()
     assert world.plays("main-0")
     assert world.plays("main-0-v0")
@@ -83,8 +88,7 @@ def test_a_copy_waits_for_the_next_learner_if_its_learner_dies(world: World) -> 
 def test_an_envrunner_that_dies_with_a_copy_on_its_way_is_not_waited_for(world: World) -> None:
     other = world.join("envrunner", 1)
     world.want(FreezePlayer("main-0"))
-    (asked,) = world.copies_asked_for()
-    world.send_weights(asked)
+    world.send_weights(*world.copies_asked_for())
     world.take_parts()
     assert not world.plays("main-0-v0")
     world.leave(other)
@@ -106,9 +110,7 @@ def test_a_copy_that_the_disk_refuses_is_told_and_the_league_goes_on(
     assert "No space left on device" in told[0]
     assert not world.why_dismissed(world.learner), "it did nothing wrong"
     monkeypatch.setattr("juggler.driver.checkpoint.first_weights.write", checkpoints.write)
-    world.want(FreezePlayer("main-0"))
-    world.send_weights(world.copies_asked_for()[-1])
-    world.take_parts()
+    world.copy()
     assert world.plays("main-0-v1")
 
 
@@ -134,7 +136,6 @@ def beginning(whole: bool) -> dict[str, FirstWeights]:
 def test_a_reset_gives_a_player_what_the_run_began_with(
     tmp_path: Path, resumes: bool, whole: bool
 ) -> None:
-    Asked.wanted.clear()
     began = Changing(tmp_path, beginning=beginning(whole))
     saved = began.checkpoint() if resumes else None
     config = RunConfig.from_flat({"from_checkpoint": "runs/other"})
@@ -171,13 +172,10 @@ def weights_given(world: World, before: int = 0) -> tuple[training_pb2.Restore, 
 def test_a_reset_gives_a_player_a_new_optimizer_and_then_the_weights_of_another_one(
     tmp_path: Path, source: str
 ) -> None:
-    Asked.wanted.clear()
     world = World(tmp_path)
     world.parts.registry.frozen["rock"] = frozen_rock(7.0)
-    world.want(FreezePlayer("main-0"), AddPlayer("stone", "fixed", learning=False, source="rock"))
-    (asked,) = world.copies_asked_for()
-    world.send_weights(asked)
-    world.take_parts()
+    world.want(AddPlayer("stone", "fixed", learning=False, source="rock"))
+    world.copy()
     assert world.plays(source)
     world.want(ResetPlayer("main-0", source))
     ((reset, _),) = world.asked(world.learner, training_pb2.Reset)
@@ -206,13 +204,10 @@ def test_a_reset_gives_a_player_a_new_optimizer_and_then_the_weights_of_another_
 def test_weights_of_another_network_are_told_and_the_league_goes_on(
     tmp_path: Path, rock: FrozenModule, differs: str
 ) -> None:
-    Asked.wanted.clear()
     world = World(tmp_path)
     world.parts.registry.frozen["rock"] = rock
-    world.want(FreezePlayer("main-0"), AddPlayer("stone", "fixed", learning=False, source="rock"))
-    (asked,) = world.copies_asked_for()
-    world.send_weights(asked)
-    world.take_parts()
+    world.want(AddPlayer("stone", "fixed", learning=False, source="rock"))
+    world.copy()
     league = world.league.league
     league.payoffs.book("main-0", "stone", 1)
     for _ in range(2):
@@ -327,38 +322,8 @@ def test_matches_of_an_envrunner_that_is_gone_are_drawn_anew_for_others() -> Non
 # How the players of a league do, as lines of metrics and Prometheus tell it.
 
 
-def league_of_two() -> League:
-    league = League(LeagueConfig(builder="none", options={"mains": 2}), ("row", "column"), 0)
-    for command in league.begin():
-        league.ready(command.player_id)  # type: ignore[union-attr]
-    return league
-
-
-def play(league: League, winner: str) -> None:
-    (line_up,) = league.request_match()
-    returns = {agent: float(player == winner) for agent, player in line_up.players.items()}  # type: ignore[union-attr]
-    league.finish_match(line_up.match_id, line_up.attempt, returns, 3)  # type: ignore[union-attr]
-
-
-def test_who_wins_is_rated_higher() -> None:
-    league = league_of_two()
-    for _ in range(30):
-        play(league, "main-1")
-    line = LeagueStandings(league).line()
-    assert line["players"] == 2
-    assert line["historical"] == 0
-    first, second = line["learning"]["main-0"], line["learning"]["main-1"]
-    assert second["elo"] > 100 > -100 > first["elo"]
-    assert (first["win_rate"], second["win_rate"]) == (0.0, 1.0)
-    assert first["win_rate_low"] == 0.0 < first["win_rate_high"] < 0.2
-    assert second["win_rate_high"] == 1.0 > second["win_rate_low"] > 0.8
-    assert first["nash"] == pytest.approx(0.0, abs=1e-9)
-    assert second["nash"] == pytest.approx(1.0)
-    assert line["kinds"] == {"main, main": {"games": 30, "win_rate": pytest.approx(0.5, abs=0.5)}}
-
-
 def test_before_any_game_there_is_no_win_rate() -> None:
-    learning = LeagueStandings(league_of_two()).line()["learning"].values()
+    learning = LeagueStandings(LeagueMatchesWorld().league).line()["learning"].values()
     assert [(each["elo"], each["win_rate"]) for each in learning] == [(0.0, None), (0.0, None)]
     assert {(each["win_rate_low"], each["win_rate_high"]) for each in learning} == {(None, None)}
 
@@ -399,12 +364,9 @@ COPIES = ("main-0-v0", "main-0-v1", "main-0-v2")
 @pytest.fixture
 def saved(tmp_path: Path) -> Checkpoint:
     """A checkpoint of a league: three copies, one gone, one pending."""
-    Asked.wanted.clear()
     world = Changing(tmp_path)
     for scale, copy_id in enumerate([*COPIES, "main-0-v3"]):
-        world.want(FreezePlayer("main-0"))
-        world.send_weights(world.copies_asked_for()[-1], scale=scale)
-        world.take_parts()
+        world.copy(scale)
         assert world.plays(copy_id)
     world.want(RetirePlayer("main-0-v3"))
     world.want(FreezePlayer("main-0"))
@@ -442,3 +404,352 @@ def test_copies_of_a_checkpoint_without_digests_are_taken_as_they_are(
     found = kept_modules(tmp_path, copies_of(counters), lambda _: None)
     assert [*found] == [*COPIES]
     assert {copy_id: each.digest for copy_id, each in found.items()} == saved.counters["copies"]
+
+
+# Players that come, go, are reset, and continue in a resumed run.
+
+
+@pytest.fixture
+def changing(tmp_path: Path) -> Changing:
+    return Changing(tmp_path)
+
+
+def test_a_player_plays_once_it_has_a_learner_and_every_envrunner_has_it(
+    changing: Changing,
+) -> None:
+    changing.want(AddPlayer("new", "exploiter"))
+    assert list(changing.modules_asked_for()) == ["main-0", "new"]
+    assert changing.told_to(changing.runner, training_pb2.AddPlayer) == ["new"]
+    changing.play()
+    assert {each.module_id for _, each in changing.requests()} == {"main-0"}, (
+        "no request waits for it"
+    )
+    changing.get_ready(changing.learner)
+    changing.meet("new")
+    assert not changing.plays("new"), "the EnvRunner does not have it"
+    changing.take_parts()
+    assert changing.plays("new")
+    assert "new" in changing.told_to(changing.runner, training_pb2.Learners)
+    changing.play()
+    changing.train()
+    assert {each.module_id for _, each in changing.requests()} == {"main-0", "new"}
+    counters = changing.parts.core.modules["new"].ledger.counters()
+    assert counters.trained == 0 < changing.parts.core.trained
+    assert changing.parts.registry.spaces["new"] == changing.parts.registry.spaces["main-0"]
+
+
+def test_a_player_begins_with_what_another_one_has_at_that_moment(changing: Changing) -> None:
+    changing.want(AddPlayer("new", "main", source="main-0"))
+    assert list(changing.modules_asked_for()) == ["main-0"], "its weights are not here yet"
+    (asked,) = changing.copies_asked_for()
+    changing.send_weights(asked)
+    assert list(changing.modules_asked_for()) == ["main-0", "new"]
+    restored = [each for _, each in changing.asked(changing.learner, training_pb2.Restore)]
+    assert {each.module_id for each in restored} == {"new"}
+    assert restored[-1].weights
+    assert restored[-1].whole
+    assert any(
+        "new is new, and learns from the weights of main-0" in t for t in changing.told.messages
+    )
+
+
+def test_players_that_come_and_go_in_a_cycle_leave_nothing_but_their_books(
+    changing: Changing,
+) -> None:
+    trained = 0
+    for number in range(3):
+        player = f"new-{number}"
+        changing.want(AddPlayer(player, "main"))
+        changing.has_been_added(player)
+        changing.play_and_train()
+        trained = changing.parts.core.trained
+        assert changing.parts.core.modules[player].ledger.trained
+        updates = changing.parts.core.updates
+        changing.want(RetirePlayer(player))
+        assert player in changing.parts.core.modules, "requests are under way"
+        changing.play_and_train()
+        assert changing.parts.core.updates >= updates
+        assert changing.told_to(changing.learner, training_pb2.RemoveModule)[-1] == player
+        assert changing.told_to(changing.runner, training_pb2.RemovePlayer)[-1] == player
+        late = training_pb2.Arrivals(module_id=player)
+        late.arrivals.add(batch_id=1, live_steps=1)
+        changing.report(changing.learner, late)
+    parts = changing.parts
+    for table in (parts.core.modules, parts.learners, parts.connectors, parts.registry.trained):
+        assert list(table) == ["main-0"]
+    assert parts.core.trained >= trained > parts.core.modules["main-0"].ledger.trained
+    parts.core.counters().check()
+    assert not changing.why_dismissed(changing.learner)
+    saved = changing.checkpoint()
+    assert saved.module_ids == ("main-0",)
+    assert saved.counters["past"]["trained"] == parts.core.past.counters.trained
+    assert saved.version == parts.core.weights_version
+
+
+def test_a_run_that_goes_on_has_the_players_that_were_added(
+    changing: Changing, tmp_path: Path
+) -> None:
+    changing.want(AddPlayer("new", "main"), AddPlayer("gone", "main"))
+    for player in ("new", "gone"):
+        changing.has_been_added(player)
+    changing.play_and_train()
+    before = changing.parts.core.modules["new"].ledger.trained
+    together = changing.parts.core.trained
+    assert before > 0
+    changing.want(RetirePlayer("gone"))
+    saved = changing.checkpoint()
+    assert saved.modules["new"]["settings_of"] == "main-0"
+    assert "new" not in saved.config["agents"]["row"], "it describes the run as it was begun"
+
+    again = resumed(tmp_path / "again", saved)
+    core = again.parts.core
+    assert set(core.modules) == {"main-0", "new"}
+    assert core.modules["new"].ledger.trained == before
+    assert core.trained == together, "what the other one did is counted"
+    assert core.weights_version >= saved.version
+    core.counters().check()
+    assert set(again.modules_asked_for()) == {"main-0", "new"}
+    assert "new" in again.told_to(again.learner, training_pb2.Restore)
+    again.meet("new")
+    assert again.plays("new")
+
+
+def test_what_a_player_did_that_leaves_during_a_checkpoint_is_counted_once(
+    changing: Changing, tmp_path: Path
+) -> None:
+    changing.want(AddPlayer("gone", "main"))
+    changing.has_been_added("gone")
+    changing.play_and_train()
+    changing.play()
+    together = changing.parts.core.trained
+
+    def leaves() -> None:
+        changing.want(RetirePlayer("gone"))
+        changing.play_and_train()
+
+    saved = changing.checkpoint(leaves)
+    assert saved.module_ids == ("main-0", "gone")
+    assert together <= saved.counters["trained"] <= changing.parts.core.trained
+    again = resumed(tmp_path / "again", saved)
+    assert list(again.parts.core.modules) == ["main-0"]
+    assert again.parts.core.trained == saved.counters["trained"]
+    assert again.parts.core.weights_version >= saved.version
+    again.parts.core.counters().check()
+    changing.turn()
+    assert list(changing.parts.core.modules) == ["main-0"]
+
+
+def test_a_player_that_was_added_just_before_a_checkpoint_begins_again(
+    changing: Changing, tmp_path: Path
+) -> None:
+    changing.want(AddPlayer("new", "main", source="main-0"))
+    saved = changing.checkpoint()
+    assert saved.module_ids == ("main-0",)
+    again = resumed(tmp_path / "again", saved)
+    first = again.parts.learners["new"].first
+    assert first is not None
+    assert first.text == "the weights of main-0"
+    restored = [each for _, each in again.asked(again.learner, training_pb2.Restore)]
+    assert [each.weights for each in restored if each.module_id == "new"][-1]
+    again.meet("new")
+    assert again.plays("new")
+
+
+def test_a_player_whose_source_left_before_it_had_a_learner_begins_again_with_its_weights(
+    changing: Changing, tmp_path: Path
+) -> None:
+    changing.want(AddPlayer("old", "main"))
+    changing.has_been_added("old")
+    changing.want(AddPlayer("heir", "main", source="old"), RetirePlayer("old"))
+    changing.send_weights(changing.copies_asked_for()[-1], "old")
+    changing.play_and_train()
+    saved = changing.checkpoint()
+    assert saved.module_ids == ("main-0", "old"), "the heir has had no learner yet"
+
+    again = resumed(tmp_path / "again", saved)
+    assert set(again.parts.core.modules) == {"main-0", "heir"}
+    first = again.parts.learners["heir"].first
+    assert first is not None
+    assert first.text == "the weights of old"
+    again.parts.core.counters().check()
+
+    changing.has_been_added("heir")
+    changing.play_and_train()
+    assert changing.checkpoint().module_ids == ("main-0", "heir"), (
+        "the other one is no longer needed"
+    )
+    assert "old" not in changing.parts.core.modules
+
+
+def test_a_player_whose_source_is_lost_is_told_to_begin_with_new_weights(
+    changing: Changing, tmp_path: Path
+) -> None:
+    changing.copy()
+    changing.want(AddPlayer("heir", "main", source="main-0-v0"))
+    saved = changing.checkpoint()
+    again = resumed(tmp_path / "again", saved)  # without the directory of the copy
+    (told,) = [text for text in again.told.messages if "heir" in text]
+    assert told.startswith(
+        "league: heir starts again with new weights, since the weights of main-0-v0"
+    )
+
+
+def test_a_player_that_cannot_learn_is_told_and_the_league_goes_on(changing: Changing) -> None:
+    changing.want(AddPlayer("lost", "main", source="main-0"))
+    (asked,) = changing.copies_asked_for()
+    header = training_pb2.StateHeader(module_id="main-0", extra="{}")
+    (chunk,) = encode_frame(header, {"other": np.ones(3)}, digest=True)
+    changing.reply(changing.learner, asked, any_pb2.Any(value=chunk))
+    assert any("league: lost cannot learn" in text for text in changing.told.messages)
+    assert changing.league.league.roster.players["lost"].retired
+
+
+def test_people_are_told_once_which_call_of_a_builder_is_slow(
+    changing: Changing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(step=7.0)
+    monkeypatch.setattr(league_run, "time", SimpleNamespace(monotonic=clock.__next__))
+    for index in (1, 2):
+        changing.league.matches.line_ups(changing.join("envrunner", index), 1)
+    (told,) = [text for text in changing.told.messages if " took " in text]
+    assert told.startswith("league: Asked.match took 7.0 s, in which the driver could do nothing")
+
+
+# Players that are reset: their next opponents, and their state if learners die.
+
+
+def next_learner(changing: Changing) -> Worker:
+    """The one that takes the place of a learner that has died."""
+    changing.leave(changing.learner)
+    changing.learner = changing.join("learner")
+    return changing.learner
+
+
+def test_a_player_that_was_reset_plays_again_once_envrunners_get_its_new_weights(
+    changing: Changing,
+) -> None:
+    before = changing.core.weights_version
+    changing.want(ResetPlayer("main-0"))
+    assert changing.told_in_order(changing.learner) == ["Group", "Reset", "Group"]
+    assert not changing.plays("main-0"), "EnvRunners would play with its old weights"
+    changing.meet("main-0")
+    assert changing.plays("main-0")
+    assert changing.core.weights_version.generation == before.generation + 1
+    changing.play()
+    changing.train()
+    _, request = changing.requests()[-1]
+    assert request.at_least.generation == before.generation + 1
+
+
+def test_the_next_learner_resets_a_player_again_that_was_reset_behind_the_checkpoint(
+    changing: Changing,
+) -> None:
+    changing.checkpoint()
+    changing.want(ResetPlayer("main-0"))
+    changing.meet("main-0")
+    ((_, reset),) = changing.asked(changing.learner, training_pb2.Reset)
+
+    learner = next_learner(changing)
+    changing.get_ready(learner)
+    assert changing.told_in_order(learner) == ["Restore", "Reset", "Group"]
+    ((_, again),) = changing.asked(learner, training_pb2.Reset)
+    assert again == reset, "it is reset to the same weights"
+    assert not changing.plays("main-0")
+    changing.meet("main-0")
+    assert changing.plays("main-0")
+    lost = "the learners' weights of module main-0 are lost: learner-0 continues from "
+    assert not any(text.startswith(lost + "update") for text in changing.told.messages)
+
+    changing.checkpoint()
+    learner = next_learner(changing)
+    changing.get_ready(learner)
+    assert changing.told_in_order(learner) == ["Restore", "Group"], (
+        "the checkpoint is of its new life"
+    )
+
+
+@pytest.mark.parametrize("has_met", [False, True])
+def test_a_learner_that_kept_its_weights_while_it_was_lost_is_not_reset_again(
+    changing: Changing, has_met: bool
+) -> None:
+    changing.want(ResetPlayer("main-0"))
+    if has_met:
+        changing.meet("main-0")
+    generation = changing.core.generation
+    learner = next_learner(changing)
+    ((command_id, module),) = changing.asked(learner, training_pb2.AddModule)
+    assert module.oldest_handover.generation == generation, "others are from before the reset"
+    ready = training_pb2.ModuleReady(module_id="main-0")
+    ready.handed_over.generation = generation
+    changing.reply(learner, command_id, ready)
+    assert changing.told_in_order(learner) == ["Group"]
+
+
+def test_there_is_no_copy_of_a_life_whose_last_learner_died_before_it_had_sent_it(
+    changing: Changing,
+) -> None:
+    changing.want(FreezePlayer("main-0"), ResetPlayer("main-0"))
+    assert len(changing.copies_asked_for()) == 1
+    changing.get_ready(next_learner(changing))
+    changing.meet("main-0")
+    assert changing.copies_asked_for() == [], "it would be a copy of the new life"
+    why = "league: there is no copy main-0-v0: its learner sent no weights, and other learners have"
+    assert any(text.startswith(why) for text in changing.told.messages)
+    assert changing.plays("main-0")
+
+
+# What a league that goes on from a checkpoint makes of what was under way there.
+
+
+def test_a_copy_that_not_every_envrunner_had_at_the_checkpoint_plays_when_the_run_goes_on(
+    changing: Changing, tmp_path: Path
+) -> None:
+    changing.want(FreezePlayer("main-0"))
+    changing.send_weights(changing.copies_asked_for()[-1])
+    assert not changing.plays("main-0-v0"), "it is on its way to the EnvRunner"
+    saved = changing.checkpoint()
+
+    lost: list[str] = []
+    frozen = kept_modules(tmp_path, copies_of(saved.counters), lost.append)
+    again = resumed(tmp_path / "again", saved, frozen=frozen)
+    assert not lost
+    assert again.plays("main-0-v0")
+
+
+def test_a_reset_that_came_between_the_cuts_of_a_checkpoint_is_repeated_when_the_run_goes_on(
+    changing: Changing, tmp_path: Path
+) -> None:
+    saved = changing.checkpoint(lambda: changing.want(ResetPlayer("main-0")))
+    ((_, reset),) = changing.asked(changing.learner, training_pb2.Reset)
+    assert saved.counters["league"]["players"][0]["life"] == 1
+    assert saved.version_of("main-0")[0] < changing.core.generation, "its weights are of before"
+
+    again = resumed(tmp_path / "again", saved)
+    assert again.told_in_order(again.learner) == ["Restore", "Reset", "Group"]
+    ((_, repeated),) = again.asked(again.learner, training_pb2.Reset)
+    assert repeated == reset, "it is reset to the same weights"
+    assert again.plays("main-0")
+    assert not any("are lost" in text for text in again.told.messages)
+
+    later = resumed(tmp_path / "later", again.checkpoint())
+    assert later.told_in_order(later.learner) == ["Restore", "Group"], "it is of the new life"
+
+
+def test_a_reset_to_a_copy_is_repeated_with_the_weights_of_that_copy(
+    changing: Changing, tmp_path: Path
+) -> None:
+    changing.copy()
+    saved = changing.checkpoint(lambda: changing.want(ResetPlayer("main-0", "main-0-v0")))
+    begun = changing.restored(changing.learner)
+
+    lost: list[str] = []
+    frozen = kept_modules(tmp_path, copies_of(saved.counters), lost.append)
+    again = resumed(tmp_path / "again", saved, frozen=frozen)
+    assert again.told_in_order(again.learner) == ["Restore", "Reset", "Restore", "Group"]
+    assert again.restored(again.learner)[-1] == begun[-1]
+
+    assert saved.path is not None
+    without = resumed(tmp_path / "without", read(saved.path))
+    assert without.told_in_order(without.learner) == ["Restore", "Reset", "Group"]
+    why = "since the weights of main-0-v0 are lost"
+    assert f"league: main-0 is reset to its first weights, {why}" in without.told.messages

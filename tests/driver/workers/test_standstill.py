@@ -14,7 +14,7 @@ from support.workers_world import ROWS, SHAPE, STEPS, WorkersWorld
 from juggler.driver.config import RunConfig
 from juggler.driver.core.events import UsedBatch, WorkerKey
 from juggler.driver.core.ledger import OpenBatch
-from juggler.driver.periodic_work import EndlessEpisodes, PeriodicWork, Standstill, waits_for
+from juggler.driver.periodic_work import EndlessEpisodes, Standstill, waits_for
 from juggler.driver.reporting.metrics import Metrics
 from juggler.driver.reporting.progress import PlainProgress
 from juggler.driver.reporting.wording import age, conclude
@@ -44,11 +44,11 @@ def _standstill_of(
 class World(WorkersWorld):
     """With a clock that the test winds on."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> None:
         self.now = 100.0
-        clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr(requests, "time", clock)
-        super().__init__(directory)
+        for module in (requests, worker_events, learners):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        super().__init__(directory, **keys)
         self.standstill = _standstill_of(self, lambda: 0.0, worker_timeout_seconds=SECONDS)
 
 
@@ -68,21 +68,6 @@ def test_an_envrunner_that_brings_nothing_is_named_once(world: World) -> None:
     )
     world.now += SECONDS
     assert world.standstill.silent_runners() == [], "it was said"
-
-
-def test_it_is_named_with_a_line_of_metrics_also_where_nothing_is_trained_on(world: World) -> None:
-    periodic_work = PeriodicWork(world.parts, cast(Any, None), [], lambda: None)
-    periodic_work.standstill = world.standstill
-    periodic_work.write_line = lambda: {}  # type: ignore[method-assign]
-    periodic_work._intervals = cast(Any, SimpleNamespace(due=lambda: ["line"]))
-    world.parts.local = cast(Any, SimpleNamespace(directory_is_gone=lambda: ""))
-    periodic_work.on_intervals()
-    assert not [text for text in world.told.messages if "has sent none" in text]
-    world.now += SECONDS
-    periodic_work.on_intervals()
-    periodic_work.on_intervals()
-    (text,) = [text for text in world.told.messages if "has sent none for 7 s" in text]
-    assert "Are its environments slow, or stuck?" in text
 
 
 def test_a_group_that_takes_long_to_form_is_told_once(world: World) -> None:
@@ -191,14 +176,8 @@ class StaleRunnersWorld:
             self.runners.answered([used], {self._next_id: batch})
 
 
-@pytest.fixture
-def stale() -> StaleRunnersWorld:
-    return StaleRunnersWorld()
-
-
-def test_an_envrunner_whose_batches_are_all_stale_is_named_once(
-    stale: StaleRunnersWorld,
-) -> None:
+def test_an_envrunner_whose_batches_are_all_stale_is_named_once() -> None:
+    stale = StaleRunnersWorld()
     for _ in range(4):
         stale.sampled("envrunner-0", 50)
         stale.sampled("envrunner-1", 1, every=1)
@@ -214,17 +193,15 @@ def test_an_envrunner_whose_batches_are_all_stale_is_named_once(
         assert stale.runners.check() == []
 
 
-def test_a_few_stale_batches_of_a_healthy_run_are_not_announced(
-    stale: StaleRunnersWorld,
-) -> None:
+def test_a_few_stale_batches_of_a_healthy_run_are_not_announced() -> None:
+    stale = StaleRunnersWorld()
     for _ in range(20):
         stale.sampled("envrunner-0", 100, every=20)
         assert stale.runners.check() == []
 
 
-def test_steps_that_came_too_old_to_a_gateway_count_too(
-    stale: StaleRunnersWorld,
-) -> None:
+def test_steps_that_came_too_old_to_a_gateway_count_too() -> None:
+    stale = StaleRunnersWorld()
     for _ in range(20):
         stale.sampled("envrunner-0", 1)
         stale.runners.brought("envrunner-0", 512)
@@ -254,49 +231,23 @@ def test_what_a_learner_answers_is_booked_for_who_sampled_it(tmp_path: Path) -> 
 WHY = "connection refused"
 
 
-class UnreachedLearnersWorld(WorkersWorld):
-    """With a clock that the test winds on."""
-
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr(worker_events, "time", clock)
-        super().__init__(directory)
-        self.answered = 0
-
-    def answers(self, after: float, dropped: str = "") -> list[str]:
+def test_batches_that_keep_missing_a_learner_are_told_with_the_reason(world: World) -> None:
+    def answers(number: int, after: float, dropped: str = "learner_lost") -> list[str]:
         """What people are told when a request is answered so much later."""
-        before = len(self.told.messages)
-        self.now += after
-        self.sample(self.answered, dropped=dropped, explanation=WHY if dropped else "")
-        self.answered += 1
-        return self.told.messages[before:]
+        before = len(world.told.messages)
+        world.now += after
+        world.sample(number, dropped=dropped, explanation=WHY if dropped else "")
+        return world.told.messages[before:]
 
-
-@pytest.fixture
-def unreached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UnreachedLearnersWorld:
-    return UnreachedLearnersWorld(tmp_path, monkeypatch)
-
-
-def test_batches_that_keep_missing_a_learner_are_told_with_the_reason(
-    unreached: UnreachedLearnersWorld,
-) -> None:
-    assert unreached.answers(0.0, "learner_lost") == [], "it may just have ended"
-    assert unreached.answers(4.9, "learner_lost") == []
-    (text,) = unreached.answers(0.2, "learner_lost")
-    assert (
-        "envrunner-0 on host do not reach learner-0 on host at : connection refused. They" in text
-    )
-    assert unreached.told.levels[-1] == "warning"
-
-
-def test_a_batch_that_gets_there_ends_it(
-    unreached: UnreachedLearnersWorld,
-) -> None:
-    unreached.answers(0.0, "learner_lost")
-    unreached.answers(4.0)
-    assert unreached.answers(2.0, "learner_lost") == []
-    assert len(unreached.answers(5.0, "learner_lost")) == 1
+    assert answers(0, 0.0) == [], "it may just have ended"
+    assert answers(1, 4.9) == []
+    (text,) = answers(2, 0.2)
+    expected = "envrunner-0 on host do not reach learner-0 on host at : connection refused. They"
+    assert expected in text
+    assert world.told.levels[-1] == "warning"
+    answers(3, 100.0, "")  # one that gets there ends it
+    assert answers(4, 2.0) == []
+    assert len(answers(5, 5.0)) == 1
 
 
 # Learners that are all here and cannot update together: people are told why.
@@ -305,13 +256,8 @@ def test_a_batch_that_gets_there_ends_it(
 NO_GROUP = "cannot reach the learner at gpu2:5006"
 
 
-class GroupsWorld(WorkersWorld):
-    """With two learners, and a clock that the test winds on."""
-
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr(learners, "time", SimpleNamespace(monotonic=lambda: self.now))
-        super().__init__(directory, num_learners=2)
+class GroupsWorld(World):
+    """With learners at addresses."""
 
     def get_ready(self, worker: Worker, *module_ids: str) -> None:
         if worker.role != "learner":
@@ -335,14 +281,10 @@ class GroupsWorld(WorkersWorld):
         return [text for text in self.told.messages[before:] if "cannot update together" in text]
 
 
-@pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GroupsWorld:
-    return GroupsWorld(tmp_path, monkeypatch)
-
-
 def test_each_learner_s_reason_is_told_once_a_minute(
-    groups: GroupsWorld,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    groups = GroupsWorld(tmp_path, monkeypatch, num_learners=2)
     (text,) = groups.fail_to_meet()
     assert f"learner-0: {NO_GROUP}; learner-1: the learner before this one has left. It is" in text
     assert groups.fail_to_meet() == []

@@ -268,12 +268,9 @@ def _with_board(value: Any) -> Callable[[Any, int], Any]:
     return change
 
 
-def _with_state(state: int) -> Callable[[Any, int], Any]:
-    def change(response: Any, step: int) -> Any:
-        response.state = state if step else response.state
-        return response
-
-    return change
+def _without_state(response: Any, step: int) -> Any:
+    response.state = 0 if step else response.state
+    return response
 
 
 def _raise(response: Any, step: int) -> Any:
@@ -286,7 +283,7 @@ def _raise(response: Any, step: int) -> Any:
         (_without_reward, "'reward' was requested, and is"),
         (_with_board(np.zeros((3, 4))), "'board' arrived as doubles, and its"),
         (_with_board(np.zeros((4, 3), np.float32)), r"shape \[4, 3\], and its spec says \[3, 4\]"),
-        (_with_state(0), "has the state 0"),
+        (_without_state, "has the state 0"),
         (_raise, "refused step: INVALID_ARGUMENT"),
     ],
 )

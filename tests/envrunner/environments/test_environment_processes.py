@@ -4,14 +4,10 @@ import functools
 import gc
 import multiprocessing
 import os
-import select
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -68,16 +64,6 @@ def test_a_process_ends_quietly_without_its_owner() -> None:
     env.processes[0].join(30)
     assert env.processes[0].exitcode == 0
     env.close()
-
-
-def test_observations_are_views_of_memory_that_the_next_step_writes_into() -> None:
-    env = processes_of(Scripted, Scripted)
-    first, _ = env.reset(seed=[1, 2])
-    before = first.copy()
-    second = env.step(np.zeros(2, int))[0]
-    env.close()
-    assert np.shares_memory(first, second)
-    assert (first != before).any()
 
 
 @pytest.mark.long
@@ -235,55 +221,6 @@ def test_the_last_observation_of_an_episode_that_terminates_is_checked_where_it_
         step_in_a_process(mode, ends=True, shown=shown)
 
 
-RUNNER = """
-import sys, threading
-sys.path.insert(0, sys.argv[1])
-from gymnasium.vector import AutoresetMode
-from support.scripted_environments import Scripted
-from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
-
-env = EnvironmentProcesses([Scripted] * 2, AutoresetMode.SAME_STEP, 30.0, "toy")
-env.reset(seed=[1, 2])
-print(*(process.pid for process in env.processes), flush=True)
-threading.Event().wait()
-"""
-
-
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    # Sockets of a forkserver lie here, whose paths must be short.
-    with tempfile.TemporaryDirectory() as directory:
-        yield Path(directory)
-
-
-@pytest.mark.long
-def test_environments_die_with_their_runner_however_it_dies(scratch: Path) -> None:
-    # The script has no `if __name__ == "__main__"`, and need not have one.
-    script = scratch / "runner.py"
-    script.write_text(RUNNER)
-    runner = subprocess.Popen(
-        [sys.executable, str(script), str(Path(__file__).parents[2])],
-        env=os.environ | {"TMPDIR": str(scratch)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert runner.stdout is not None
-    descriptors = [os.pidfd_open(int(pid)) for pid in runner.stdout.readline().split()]
-    assert len(descriptors) == 2
-    assert not any(ended(descriptor, 0) for descriptor in descriptors)
-    runner.kill()
-    runner.wait()
-    assert all(ended(descriptor, 30) for descriptor in descriptors)
-    runner.stdout.close()
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
-def ended(descriptor: int, seconds: float) -> bool:
-    return bool(select.select([descriptor], [], [], seconds)[0])
-
-
 # Steps of environments in processes of their own, beside those of environments in turn.
 
 
@@ -425,28 +362,6 @@ def test_no_call_takes_the_answers_to_an_interrupted_one(monkeypatch: pytest.Mon
             call()
     env.close()
     assert_ended(env)
-
-
-class Masking(Telling):
-    """Truncates its episode, with a last mask of this size."""
-
-    def __init__(self, numbers: int) -> None:
-        super().__init__(length=1)
-        self.numbers = numbers
-
-    def step(self, action: Any) -> Any:
-        observation, reward, *_ = super().step(action)
-        return observation, reward, False, True, {"action_mask": np.ones(self.numbers, np.int8)}
-
-
-def test_last_masks_of_different_sizes_are_told_with_the_environment() -> None:
-    functions = [lambda: Masking(3), lambda: Masking(2)]
-    said = r"environment 1 \(toy\) failed in step: the action mask in its info is not like .* 2 num"
-    for env in (processes_of(*functions), EnvironmentsInTurn(functions, MODES[1], "toy")):
-        env.reset(seed=[1, 2])
-        with pytest.raises(EnvironmentFailed, match=said):
-            env.step(np.array([2, 3]))
-        env.close()
 
 
 def test_an_environment_with_other_spaces_than_the_first_is_told() -> None:

@@ -27,11 +27,25 @@ from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
 
+@pytest.fixture
+def world(make_world: Callable[..., RunnerWorld]) -> RunnerWorld:
+    """An EnvRunner that has begun."""
+    made = make_world()
+    made.begin()
+    return made
+
+
+@pytest.fixture
+def at_once(make_world: Callable[..., RunnerWorld]) -> RunnerWorld:
+    """One that hands rows in with the weights that they began with."""
+    made = make_world(row_age=0)
+    made.begin()
+    return made
+
+
 def test_every_round_brings_each_learner_its_own_steps(
-    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+    world: RunnerWorld, envs: ScriptedAgents
 ) -> None:
-    world = make_world()
-    world.begin()
     batches: dict[str, list[Any]] = {"reds": [], "blues": []}
     env_ended: list[tuple[float, int]] = []
     by_agent: dict[str, list[float]] = {}
@@ -72,12 +86,8 @@ def test_every_round_brings_each_learner_its_own_steps(
 
 
 def test_people_are_told_once_of_an_agent_that_does_not_end(
-    make_world: Callable[..., RunnerWorld],
-    envs: ScriptedAgents,
-    monkeypatch: pytest.MonkeyPatch,
+    world: RunnerWorld, envs: ScriptedAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world()
-    world.begin()
     world.play(reds=0, blues=0)
     monkeypatch.setattr(envs, "overdue", lambda steps: f"waits for agent 'red', {steps} steps")
     for _ in range(3):
@@ -87,17 +97,15 @@ def test_people_are_told_once_of_an_agent_that_does_not_end(
 
 
 def test_each_module_acts_with_the_weights_of_its_own_learners(
-    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+    at_once: RunnerWorld, envs: ScriptedAgents
 ) -> None:
-    world = make_world(row_age=0)
-    world.begin()
-    world.learners["reds"].publish(1)
-    world.learners["blues"].publish(2)
-    receipts = world.play(reds=1, blues=2)
+    at_once.learners["reds"].publish(1)
+    at_once.learners["blues"].publish(2)
+    receipts = at_once.play(reds=1, blues=2)
     assert receipts["reds"].version.update == 1
     assert receipts["blues"].version.update == 2
-    _, reds = world.learners["reds"].batch()
-    _, blues = world.learners["blues"].batch()
+    _, reds = at_once.learners["reds"].batch()
+    _, blues = at_once.learners["blues"].batch()
     assert set(np.asarray(reds.actions)[reds.live]) == {1}
     assert set(np.asarray(blues.actions)[blues.live]) == {2}
 
@@ -130,26 +138,20 @@ def first_comes(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_a_round_waits_for_the_weights_of_each_module(
-    make_world: Callable[..., RunnerWorld], monkeypatch: pytest.MonkeyPatch
+    at_once: RunnerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world(row_age=0)
-    world.begin()
     waits = waiting(monkeypatch, update=1)
-    world.driver.tell(*world.requests(reds=0, blues=1))
+    at_once.driver.tell(*at_once.requests(reds=0, blues=1))
     assert waits.wait(PATIENCE)
-    assert world.learners["reds"].frames.empty(), "it played without the weights of one"
-    world.learners["blues"].publish(1)
-    receipts = [world.driver.hear(training_pb2.Receipt) for _ in range(2)]
+    assert at_once.learners["reds"].frames.empty(), "it played without the weights of one"
+    at_once.learners["blues"].publish(1)
+    receipts = [at_once.driver.hear(training_pb2.Receipt) for _ in range(2)]
     assert {each.module_id: each.version.update for each in receipts} == {"reds": 0, "blues": 1}
 
 
 def test_nothing_is_played_before_all_requests_of_a_round_are_there(
-    make_world: Callable[..., RunnerWorld],
-    envs: ScriptedAgents,
-    monkeypatch: pytest.MonkeyPatch,
+    world: RunnerWorld, envs: ScriptedAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world()
-    world.begin()
     first, second = world.requests(reds=0, blues=0)
     came = first_comes(monkeypatch)
     world.driver.tell(first)
@@ -162,26 +164,22 @@ def test_nothing_is_played_before_all_requests_of_a_round_are_there(
 
 
 def test_a_module_whose_learner_is_gone_does_not_hold_up_the_others(
-    make_world: Callable[..., RunnerWorld],
-    envs: ScriptedAgents,
-    monkeypatch: pytest.MonkeyPatch,
+    at_once: RunnerWorld, envs: ScriptedAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world(row_age=0)
-    world.begin()
     # It waits for weights that never come; then it is told that their learner is gone.
     waits = waiting(monkeypatch, update=5)
-    world.driver.tell(*world.requests(reds=5, blues=0))
+    at_once.driver.tell(*at_once.requests(reds=5, blues=0))
     assert waits.wait(PATIENCE)
-    world.driver.tell(training_pb2.Learners(module_id="reds", generation=2))
-    lost = world.driver.hear(training_pb2.Receipt)
+    at_once.driver.tell(training_pb2.Learners(module_id="reds", generation=2))
+    lost = at_once.driver.hear(training_pb2.Receipt)
     assert (lost.module_id, lost.dropped, lost.live_steps) == ("reds", "learner_lost", 0)
     # The answer to Learners follows the round, whose batch is acknowledged in another thread.
-    answers = [world.driver._answers.get(timeout=PATIENCE) for _ in range(2)]
+    answers = [at_once.driver._answers.get(timeout=PATIENCE) for _ in range(2)]
     (receipt,) = [each for each in answers if isinstance(each, training_pb2.Receipt)]
     (_,) = [each for each in answers if isinstance(each, attach_pb2.Done)]
     assert (receipt.module_id, receipt.dropped) == ("blues", "")
     assert receipt.live_steps > 0
-    receipts = world.play(reds=0, blues=0)
+    receipts = at_once.play(reds=0, blues=0)
     assert receipts["reds"].dropped == "learner_lost"
     assert receipts["blues"].live_steps > 0
 
@@ -197,25 +195,21 @@ def test_a_round_without_any_learner_is_not_played(
 
 
 def test_a_module_without_a_request_acts_with_its_newest_weights(
-    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+    at_once: RunnerWorld, envs: ScriptedAgents
 ) -> None:
-    world = make_world(row_age=0)
-    world.begin()
-    world.play(reds=0, blues=0)
+    at_once.play(reds=0, blues=0)
     before = {slot: sum(len(e.actions) for e in log) for slot, log in envs.log.items()}
-    blues = world.runner._streams["blues"]
-    version = world.learners["blues"].publish(2)
+    blues = at_once.runner._streams["blues"]
+    version = at_once.learners["blues"].publish(2)
     blues._subscription.wait_for(version, PATIENCE)
-    assert list(world.play(reds=0)) == ["reds"]
+    assert list(at_once.play(reds=0)) == ["reds"]
     new = [a for slot in (2, 5) for e in envs.log[slot] for a in e.actions]
     assert 2 in new
     assert sum(before[slot] for slot in (2, 5)) < len(new)
-    assert world.learners["blues"].frames.qsize() == 1
+    assert at_once.learners["blues"].frames.qsize() == 1
 
 
-def test_beginning_anew_plays_the_same_again(make_world: Callable[..., RunnerWorld]) -> None:
-    world = make_world()
-    world.begin()
+def test_beginning_anew_plays_the_same_again(world: RunnerWorld) -> None:
     found = []
     for _ in range(2):
         requests = world.requests(reds=0, blues=0)
@@ -240,10 +234,8 @@ def test_beginning_anew_plays_the_same_again(make_world: Callable[..., RunnerWor
 
 
 def test_steps_that_are_not_finite_are_lost_for_their_module_alone(
-    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents, monkeypatch: pytest.MonkeyPatch
+    at_once: RunnerWorld, envs: ScriptedAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world(row_age=0)
-    world.begin()
     shown = envs.observation
 
     def broken(slot: int, episode: int, step: int) -> np.ndarray:
@@ -253,10 +245,10 @@ def test_steps_that_are_not_finite_are_lost_for_their_module_alone(
     monkeypatch.setattr(envs, "observation", broken)
     said: list[Any] = []
     for _ in range(20):
-        world.driver.tell(*world.requests(reds=0, blues=0))
-        said = [world.driver._answers.get(timeout=PATIENCE) for _ in range(2)]
+        at_once.driver.tell(*at_once.requests(reds=0, blues=0))
+        said = [at_once.driver._answers.get(timeout=PATIENCE) for _ in range(2)]
         if any(isinstance(each, Exception) or each.dropped for each in said):
-            said.append(world.driver._answers.get(timeout=PATIENCE))
+            said.append(at_once.driver._answers.get(timeout=PATIENCE))
             break
     # The batch of the others is acknowledged in another thread, while the runner leaves.
     receipts = {each.module_id: each for each in said if isinstance(each, training_pb2.Receipt)}
@@ -270,12 +262,8 @@ def test_steps_that_are_not_finite_are_lost_for_their_module_alone(
 
 
 def test_a_runner_that_leaves_in_the_middle_of_a_round_answers_its_requests(
-    make_world: Callable[..., RunnerWorld],
-    envs: ScriptedAgents,
-    monkeypatch: pytest.MonkeyPatch,
+    world: RunnerWorld, envs: ScriptedAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world()
-    world.begin()
     first, _ = world.requests(reds=0, blues=0)
     came = first_comes(monkeypatch)
     world.driver.tell(first)
@@ -288,12 +276,8 @@ def test_a_runner_that_leaves_in_the_middle_of_a_round_answers_its_requests(
 
 
 def test_a_runner_that_leaves_while_it_waits_for_weights_answers_its_requests(
-    make_world: Callable[..., RunnerWorld],
-    envs: ScriptedAgents,
-    monkeypatch: pytest.MonkeyPatch,
+    world: RunnerWorld, envs: ScriptedAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world()
-    world.begin()
     waits = waiting(monkeypatch, update=5)
     world.driver.tell(*world.requests(reds=5, blues=5))
     assert waits.wait(PATIENCE)
@@ -304,10 +288,8 @@ def test_a_runner_that_leaves_while_it_waits_for_weights_answers_its_requests(
 
 
 def test_an_environment_that_fails_costs_no_steps_of_any_module(
-    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents, monkeypatch: pytest.MonkeyPatch
+    world: RunnerWorld, envs: ScriptedAgents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world()
-    world.begin()
 
     def fails(actions: Any) -> Turn:
         raise EnvironmentFailed("environment 1", "step", "it broke")
@@ -371,39 +353,6 @@ def actions(envs_of_frozen_weights: ScriptedAgents, agent: str) -> list[int]:
         for action in episode.actions
         if slot % 3 == place
     ]
-
-
-def test_a_module_that_is_not_trained_sends_no_steps_and_never_changes(
-    make_world_of_frozen_weights: Callable[..., RunnerWorld], envs_of_frozen_weights: ScriptedAgents
-) -> None:
-    world = make_world_of_frozen_weights()
-    world.send_frozen()
-    world.begin()
-    played, collected, ended = {"old": 0, "random": 0}, 0, {"old": 0, "random": 0}
-    for update in range(1, 40):
-        world.learners["learns"].publish(update)
-        (receipt,) = world.play(learns=update).values()
-        assert receipt.module_id == "learns"
-        collected += receipt.live_steps
-        if receipt.live_steps:
-            header, batch = world.learners["learns"].batch()
-            assert header.module_id == "learns"
-            assert {slot % 3 for slot, _ in by_slot([batch])} == {0}, "only red's steps"
-        assert [each.module_id for each in receipt.played] == ["old", "random"]
-        for each in receipt.played:
-            played[each.module_id] += each.steps
-            ended[each.module_id] += len(each.episode_returns)
-    assert set(actions(envs_of_frozen_weights, "green")) == {2}, "it acts as it was"
-    assert set(actions(envs_of_frozen_weights, "blue")) == {0, 1, 2}
-    for module_id, agent in (("old", "green"), ("random", "blue")):
-        made = len(actions(envs_of_frozen_weights, agent))
-        assert made - envs_of_frozen_weights.num_envs <= played[module_id] <= made
-        place = envs_of_frozen_weights.agents.index(agent)
-        over = sum(
-            bool(e.end) for slot in (place, place + 3) for e in envs_of_frozen_weights.log[slot]
-        )
-        assert ended[module_id] == over > 0
-    assert collected <= len(actions(envs_of_frozen_weights, "red"))
 
 
 def test_weights_that_are_not_those_that_were_meant_are_refused(
@@ -483,10 +432,8 @@ def test_the_digest_is_of_names_shapes_dtypes_and_numbers() -> None:
 
 
 def test_an_evaluation_plays_whole_episodes_with_the_newest_weights_of_all(
-    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents
+    world: RunnerWorld, envs: ScriptedAgents
 ) -> None:
-    world = make_world()
-    world.begin()
     world.learners["reds"].publish(1)
     world.play(reds=1, blues=0)
     told = world.driver.ask(training_pb2.Evaluate(episodes=7, seed=3), training_pb2.Evaluation)
@@ -497,10 +444,8 @@ def test_an_evaluation_plays_whole_episodes_with_the_newest_weights_of_all(
 
 
 def test_an_evaluation_of_a_checkpoint_loads_the_weights_of_every_module(
-    make_world: Callable[..., RunnerWorld], envs: ScriptedAgents, tmp_path: Path
+    world: RunnerWorld, envs: ScriptedAgents, tmp_path: Path
 ) -> None:
-    world = make_world()
-    world.begin()
     states = {
         module_id: {"parameters": {"scale": np.array(scale, np.float32)}, "buffers": {}}
         for module_id, scale in (("reds", 2.0), ("blues", 1.0))
@@ -517,11 +462,7 @@ def test_an_evaluation_of_a_checkpoint_loads_the_weights_of_every_module(
     assert {a for log in envs.log.values() for e in log for a in e.actions} == {0}
 
 
-def test_a_checkpoint_that_lacks_a_module_is_refused(
-    make_world: Callable[..., RunnerWorld], tmp_path: Path
-) -> None:
-    world = make_world()
-    world.begin()
+def test_a_checkpoint_that_lacks_a_module_is_refused(world: RunnerWorld, tmp_path: Path) -> None:
     states = {"reds": {"parameters": {"scale": np.zeros((), np.float32)}, "buffers": {}}}
     saved = checkpoint(9, tree=states, modules={"reds": {"version": [1, 9], "extra": {}}})
     path = write(tmp_path, saved, keep=1)

@@ -1,15 +1,26 @@
-"""Games give each agent exactly its own steps, with any interface."""
+"""Games give each agent exactly its own steps, in evaluations too."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import Space, spaces
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from pettingzoo import ParallelEnv
-from support.scripted_agents import Halves, sampler_of
+from support.scripted_agents import (
+    THREE,
+    Halves,
+    Remembering,
+    ScriptedAgents,
+    at_random,
+    in_turn,
+    sampler_of,
+)
 from support.scripted_games import (
     AGENTS,
     Episode,
@@ -22,7 +33,13 @@ from support.scripted_games import (
     play,
 )
 
+from juggler.envrunner.cartpoles import CartPoles
+from juggler.envrunner.config import EnvRunnerConfig
+from juggler.envrunner.evaluation import play_whole_episodes
 from juggler.envrunner.multi_agent.games import GamesInTurn, ParallelGame, TurnBasedGame
+from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
+from juggler.envrunner.multi_agent.module_slots import ModuleSlots
+from juggler.envrunner.multi_agent.slot_books import BrokenRule, SlotBooks
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
 from juggler.envrunner.multi_agent.vector_turns import VectorTurns
 from juggler.runtime.episodes.version import Version
@@ -192,3 +209,151 @@ def test_a_modules_return_has_the_rewards_from_before_the_first_action() -> None
     batch = later.modules["b"].batch  # type: ignore[union-attr]
     assert batch is not None
     assert batch.rewards[batch.live].tolist() == [1, 1, 1, 1], "no action had it"
+
+
+# Evaluations with several agents: whole episodes, every module deterministic.
+
+
+PAIR = ("red", "green")
+EACH = {agent: agent for agent in PAIR}
+
+
+def modules_of(envs: ScriptedAgents, module: type = Remembering) -> list[ModuleSlots]:
+    return list(sampler_of(envs, EACH, steps=4, module=module)._modules.values())
+
+
+def random_envs(num_envs: int = 3) -> ScriptedAgents:
+    return ScriptedAgents(num_envs, dict.fromkeys(PAIR, THREE), at_random(PAIR, 1))
+
+
+def test_returns_are_sums_over_all_agents_of_each_environments_share() -> None:
+    envs = ScriptedAgents(2, dict.fromkeys(PAIR, THREE), in_turn(PAIR, 4))
+    returns, lengths, agent_returns = play_whole_episodes(envs, modules_of(envs), 5, seed=0)
+    # Environment 0 plays three episodes of 4 steps, environment 1 two of 5.
+    assert lengths == [4, 4, 4, 5, 5]
+    assert returns == [3.0, 3.0, 3.0, 5.0, 5.0]
+    # Green makes the last of 4 moves, red that of 5; its 0.25 before its first move count as well.
+    red, green = agent_returns["red", "red"], agent_returns["green", "green"]
+    assert red == [0.5, 0.5, 0.5, 3.5, 3.5], "in the order of the episodes"
+    assert green == [2.5, 2.5, 2.5, 1.5, 1.5]
+
+
+def test_every_agent_does_what_is_best_with_all_that_it_has_seen() -> None:
+    envs = random_envs()
+    play_whole_episodes(envs, modules_of(envs), 12, seed=0)
+    checked = 0
+    for episodes in envs.log.values():
+        for episode in episodes:
+            total = torch.full((3,), 0.5)
+            for seen, action in zip(episode.observations, episode.actions, strict=False):
+                total = 0.5 * total + torch.from_numpy(seen)
+                assert action == int(torch.sin(total).argmax())
+                checked += 1
+    assert checked > 50
+
+
+def test_an_episode_counts_as_it_is_at_most_steps() -> None:
+    envs = ScriptedAgents(1, dict.fromkeys(PAIR, THREE), in_turn(PAIR, 7))
+    modules = modules_of(envs)
+    returns, lengths, of_agents = play_whole_episodes(envs, modules, 5, seed=0, most_steps=3)
+    assert lengths == [3, 3, 1, 3, 3]
+    whole, *_ = play_whole_episodes(envs, modules, 1, seed=0)
+    # What green got before its first action counts, too.
+    assert sum(returns[:3]) == whole[0]
+    assert returns[3:] == returns[:2]
+    each = [of_agents[agent, agent] for agent in PAIR]
+    assert [sum(pair) for pair in zip(*each, strict=True)] == returns
+
+
+# Every agent of CartPoles balances a pole as Gymnasium's CartPole does.
+
+
+NAME = "juggler:CartPoles"
+ENVS, CARTS = 3, 4
+
+
+def actions_for(observations: np.ndarray) -> np.ndarray:
+    """Balance poles that lean to the left, and let the others fall."""
+    return (observations[..., 2] + 0.3 * observations[..., 3] > 0).astype(np.int64)
+
+
+def test_each_agents_states_rewards_and_ends_are_those_of_cartpole() -> None:
+    game = CartPoles(ENVS, CARTS, max_episode_steps=10_000)
+    observations, acting = game.reset(3, np.ones(ENVS, bool))
+    assert acting.all()
+    single: dict[Any, CartPoleEnv] = {}
+    for at in np.ndindex(ENVS, CARTS):
+        single[at] = CartPoleEnv()
+        single[at].reset()
+        single[at].state = tuple(game._state[(slice(None), *at)])
+    rng = np.random.default_rng(0)
+    while single:
+        skilled = rng.random((ENVS, CARTS)) < 0.3
+        actions = np.where(skilled, actions_for(observations), rng.integers(2, size=(ENVS, CARTS)))
+        before = acting.copy()
+        observations, rewards, terminated, truncated, acting, _ = game.step(actions)
+        assert not truncated.any()
+        np.testing.assert_array_equal(rewards, before)
+        for at in [*single]:
+            seen, reward, ends, _, _ = single[at].step(int(actions[at]))  # type: ignore[no-untyped-call]
+            np.testing.assert_allclose(observations[at], seen, rtol=1e-6, atol=1e-9)
+            assert (rewards[at], terminated[at]) == (reward, ends)
+            assert acting[at] == (not ends)
+            if ends:
+                del single[at]
+        there = [at in single for at in np.ndindex(ENVS, CARTS)]
+        assert acting.ravel().tolist() == there
+
+
+def test_agents_that_still_balance_are_truncated_together() -> None:
+    limit = gymnasium.spec("CartPole-v1").max_episode_steps
+    assert limit == 500
+    game = CartPoles(1, 2)
+    observations, acting = game.reset(0, np.ones(1, bool))
+    for step in range(1, limit + 1):
+        actions = actions_for(observations)
+        actions[0, 1] = 0  # the second agent lets its pole fall
+        observations, _, terminated, truncated, acting, _ = game.step(actions)
+        assert truncated[0].tolist() == [step == limit, False]
+        assert not terminated[0, 0]
+    assert not acting.any()
+
+
+def test_a_reset_of_some_environments_leaves_the_others_as_they_are() -> None:
+    game = CartPoles(ENVS, CARTS)
+    game.reset(3, np.ones(ENVS, bool))
+    step = game.step(np.zeros((ENVS, CARTS), np.int64))
+    before = np.array(step.observations)
+    observations, acting = game.reset(None, np.array([False, True, False]))
+    np.testing.assert_array_equal(observations[[0, 2]], before[[0, 2]])
+    assert (observations[1] != before[1]).all()
+    assert acting.all()
+
+
+def test_it_is_made_by_name_with_the_number_of_agents() -> None:
+    config = EnvRunnerConfig(env=NAME, envs_per_runner=5, env_kwargs={"num_agents": 2})
+    envs = make_multi_agent_envs(config)
+    assert envs.num_envs == 5
+    assert envs.agents == ("cart_0", "cart_1")
+    (group,) = envs.groups
+    assert group.observation_space == CartPoleEnv().observation_space
+    (first,) = envs.reset(0).groups
+    assert group.observation_space.contains(np.asarray(first.observations)[0])
+    assert first.acting.tolist() == list(range(10))
+
+
+# Steps without an end are booked later, with equal results.
+
+
+BOOKS, BOTH = 3, ("a", "b")
+SLOTS = BOOKS * len(BOTH)
+NOBODY = np.zeros(0, np.intp)
+
+
+def test_a_reward_after_its_end_is_forbidden_in_a_quiet_step_too() -> None:
+    books, acting = SlotBooks(BOOKS, BOTH), np.arange(SLOTS)
+    books.reset(acting)
+    books.step(np.ones(SLOTS), np.array([3]), NOBODY, NOBODY, np.delete(acting, 3))
+    books.step_without_ends(np.where(acting == 3, 0.0, 1.0))
+    with pytest.raises(BrokenRule, match="agent 'b' got a reward after its"):
+        books.step_without_ends(np.ones(SLOTS))
