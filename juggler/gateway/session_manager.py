@@ -305,7 +305,7 @@ class SessionManager:
 
     def vanish(self, session: GatewaySession) -> None:
         """Wait for a simulator whose connection broke."""
-        session.stream, session.lost_at = None, time.monotonic()
+        session.vanishes()
         self.guests.vanished(session)
 
     def close(self, session: GatewaySession, why: str, *, failed: bool = False) -> None:

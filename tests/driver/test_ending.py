@@ -26,7 +26,7 @@ from support.workers_world import (
 
 import juggler
 from juggler.driver import periodic_work, signals, start_run
-from juggler.driver import result as run_clock
+from juggler.driver import run_end as run_clock
 from juggler.driver.callbacks import ChangedValues
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.driver_core import DriverCore
