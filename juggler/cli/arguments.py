@@ -228,7 +228,14 @@ class WorkerArguments(AccessArguments):
     """Format of this process's messages on stderr. json: one object per line."""
 
     def contact(self, role: str) -> Contact:
-        """Return how to reach the driver; start health checks."""
+        """Return how to reach the driver; start health checks.
+
+        Raises:
+            EndpointError: an address is malformed, or cannot be bound; or the directory that
+                containers share cannot be used.
+            RunDirectoryError: the run in the directory has no driver.
+            ValueError: the token or the directory for TLS cannot be used.
+        """
         # Also false for NaN, with which gRPC would fail much later.
         if not self.reattach_seconds >= 0:
             raise ValueError("--reattach-seconds must be at least 0")
@@ -319,6 +326,10 @@ def parse_first(kind: type[C], arguments: Sequence[str], command: str) -> tuple[
 
     Accepts every option of shipped algorithms, or of the user's own algorithm. `parse_rest`
     reports wrong values, because it knows the defaults.
+
+    Raises:
+        ConfigError: an option belongs to another library, or is a key of the model; or the
+            algorithm is unknown.
     """
     if own := _own_algorithm(arguments):
         bases = [type(RunConfig.from_flat({"algorithm": own}).learner)]

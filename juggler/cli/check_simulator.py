@@ -84,7 +84,13 @@ def _report(given: Arguments) -> int:
 
 
 def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
-    """Play with the simulator, and return the findings."""
+    """Play with the simulator, and return the findings.
+
+    Raises:
+        ConfigError: the command cannot be started, or has no place for the address.
+        EndpointError: the gateway cannot listen there.
+        KeyboardInterrupt: Ctrl-C ended the check, and the command.
+    """
     if given.steps < 1 or not given.seconds > 0:
         raise ConfigError("--steps must be at least 1, and --seconds above 0")
     # Without its {address}, a path is a command, too.

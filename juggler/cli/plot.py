@@ -140,7 +140,11 @@ def plot(
 
 
 def save(run_dirs: Sequence[Path], output: Path | None = None, **how: Any) -> Path:
-    """Draw runs into a file, like `plot`."""
+    """Draw runs into a file, like `plot`.
+
+    Raises:
+        PlotError: as for `plot`; or the picture cannot be written.
+    """
     figure = plot(*run_dirs, **how).figure
     default = run_dirs[0] / "plot.png" if len(run_dirs) == 1 else Path("comparison.png")
     output = output or default
@@ -221,7 +225,11 @@ class RunCurves:
 
 
 def read_run(path: Path, name: str, group: str = "", smooth: int = 1) -> RunCurves:
-    """Read a run's metrics; repeated steps count once."""
+    """Read a run's metrics; repeated steps count once.
+
+    Raises:
+        PlotError: the run has no metrics.
+    """
     file = path / METRICS_FILE
     if not file.exists():
         what = f"has no {METRICS_FILE}" if path.is_dir() else "is not a directory"

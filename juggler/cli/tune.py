@@ -110,6 +110,9 @@ def search(config: RunConfig, given: Collection[str], seconds: float) -> tuple[T
 
     A size doubles while steps per second grow by 5 %; of equally fast sizes, the first is chosen,
     which has the fewest processes.
+
+    Raises:
+        ConfigError: the run cannot be timed; the message has the reason.
     """
     from juggler.driver.driver import RunFailed
     from juggler.runtime.actors.processes import release_forkserver, share_forkserver

@@ -130,6 +130,9 @@ def work(contact: Contact, main: Callable[[], None]) -> int:
 
     The new program waits for a driver, and inherits only a learner's state. Returns 0, a command's
     status.
+
+    Raises:
+        DriverLost: the worker does not wait for another driver.
     """
     try:
         main()

@@ -93,7 +93,11 @@ def tuple_of(spaces: Sequence[Space]) -> Space:
 
 
 def as_message(space: Any) -> Space:
-    """Return a space of this module or of Gymnasium as a message."""
+    """Return a space of this module or of Gymnasium as a message.
+
+    Raises:
+        TypeError: it is not a space.
+    """
     if isinstance(space, Space):
         return space
     gymnasium = sys.modules.get("gymnasium")

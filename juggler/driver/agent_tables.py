@@ -33,7 +33,11 @@ RESETS: Final = "resets"
 def players_of(
     table: Mapping[str, Any], agents: Sequence[str], modules: Mapping[str, Any]
 ) -> list[str]:
-    """Return the modules a league begins with, learning ones first."""
+    """Return the modules a league begins with, learning ones first.
+
+    Raises:
+        ConfigError: the table has a wrong key or value, or does not fit the agents.
+    """
     try:
         league = League(LeagueConfig.from_table(table), tuple(agents), seed=0)
         league.begin()
@@ -63,7 +67,11 @@ def league_of(config: RunConfig, state: Mapping[str, Any] | None) -> League:
 
 
 def trained_now(config: RunConfig, counters: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return, by trained module, the configured module whose settings it has."""
+    """Return, by trained module, the configured module whose settings it has.
+
+    Raises:
+        ValueError: the checkpoint has no league, or no player learns in it.
+    """
     first = config.module_ids
     state = (counters or {}).get(LEAGUE)
     if not config.agents.league or state is None:
@@ -124,7 +132,12 @@ def needs_environment(config: RunConfig) -> bool:
 
 
 def with_agents(config: RunConfig, groups: Sequence[FoundGroup]) -> RunConfig:
-    """Name every agent of the environment in `agents`; patterns of gateways stay."""
+    """Name every agent of the environment in `agents`; patterns of gateways stay.
+
+    Raises:
+        ConfigError: the tables `agents` and `modules` do not suit the environment, or need to know
+            it.
+    """
     tables = config.agents
     if config.env_runner.gateway:
         return _with_simulators(config)

@@ -67,7 +67,12 @@ class ChangedValues:
                     self._store(key, None, module_id)
 
     def set(self, key: str, value: float | None, module_id: str | None = None) -> None:
-        """Replace a schedule by a number; None: follow the configuration again."""
+        """Replace a schedule by a number; None: follow the configuration again.
+
+        Raises:
+            ValueError: the key cannot change while a run trains, there is no such module, or the
+                value is out of range.
+        """
         value = plain(value)
         where = f"set({key!r}, {value!r})"
         if module_id is not None and module_id not in self._trained:

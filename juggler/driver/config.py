@@ -641,7 +641,12 @@ def wrong_keys(module_id: str, table: Mapping[str, Any], of_run: str) -> list[Va
 
 
 def raise_all(errors: Sequence[ValueError]) -> None:
-    """Raise one error that lists all of these."""
+    """Raise one error that lists all of these.
+
+    Raises:
+        ConfigError: of all these errors, if any, one per line. If there are wrong values, other
+            errors may only follow from them, and are left out.
+    """
     if listed_errors := [each for each in errors if isinstance(each, WrongValue)] or errors:
         raise ConfigError("\n".join(map(str, listed_errors))) from listed_errors[0]
 

@@ -29,6 +29,9 @@ def load_config_and_keys(
         name: a file, or the name of a shipped configuration; None: the defaults. "cartpole" with
             the algorithm "ppo" means cartpole-ppo, if that ships. A configuration sets all keys.
         algorithm: replaces the configuration's algorithm; None: keeps it.
+
+    Raises:
+        ConfigError: there is no such configuration, or it has an invalid key or value.
     """
     if isinstance(name, RunConfig):
         return name, frozenset(name.flat())
@@ -106,7 +109,11 @@ def differing(values: Mapping[str, Any], wanted: Collection[str] = ()) -> dict[s
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a file's keys and values."""
+    """Read a file's keys and values.
+
+    Raises:
+        ConfigError: the file is missing, is not TOML, or has a table for shipped ones only.
+    """
     try:
         values = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:

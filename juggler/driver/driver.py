@@ -339,7 +339,11 @@ class Driver:
         return hub
 
     def run(self) -> dict[str, Any]:
-        """Train until a stop condition, an interrupt or a failure."""
+        """Train until a stop condition, an interrupt or a failure.
+
+        Raises:
+            Exception: the exception of a callback; SystemExit if it called `sys.exit`.
+        """
         summary: dict[str, Any] = {}
         self._start_listening()
         try:

@@ -501,7 +501,12 @@ _LONGEST_PREFIX: Final = 60  # leaves room for a number after it
 
 
 def who_plays(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
-    """Return the possible modules of each agent, given groups of equal spaces."""
+    """Return the possible modules of each agent, given groups of equal spaces.
+
+    Raises:
+        ConfigError: an agent has no module, a pattern matches no agent, agents with different
+            spaces are mapped to one module, or a module has a table but no agent.
+    """
     if tables.agents:
         found = _matched(tables, groups)
     elif tables.mapping:

@@ -111,7 +111,12 @@ class UpdateHandle(dict[str, Future[ModuleUpdate]]):
         return all(part.done() for part in self.values())
 
     def result(self, timeout: float | None = None) -> dict[str, ModuleUpdate]:
-        """Wait for the results by module id."""
+        """Wait for the results by module id.
+
+        Raises:
+            TimeoutError: the update is unfinished.
+            UpdateFailed: a module could not update.
+        """
         if wait(self.values(), timeout).not_done:
             raise TimeoutError(f"the update is unfinished after {timeout} s")
         failures = {key: error for key, part in self.items() if (error := part.exception())}

@@ -79,7 +79,11 @@ class MonitoringServices:
         return asked.answer
 
     def start(self) -> None:
-        """Bind the addresses of metrics and health checks."""
+        """Bind the addresses of metrics and health checks.
+
+        Raises:
+            EndpointError: one of the addresses cannot be bound.
+        """
         with ExitStack() as opened:
             if self._options.metrics_bind:
                 # Imported here because it imports prometheus_client.

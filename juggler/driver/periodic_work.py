@@ -186,7 +186,11 @@ class PeriodicWork:
 
 
 def metrics_line(parts: RunParts) -> dict[str, Any]:
-    """Return the metrics of a run, which it writes every second."""
+    """Return the metrics of a run, which it writes every second.
+
+    Raises:
+        LedgerError: the books do not balance.
+    """
     core, times = parts.core, parts.clock.now()
     counters = core.counters()
     counters.check()

@@ -121,6 +121,7 @@ def evaluate(
         own[str(name_of(mapping))] = mapping
     found, where, config = _opened(checkpoint, env, module, own, **keys)
     config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
+    # Started simulators play no matches of a league.
     if not callable(env):
         alone = not config.agents.league
         must_be_playable(found.config, config.env_runner.env, with_simulator=alone)
@@ -241,6 +242,11 @@ def evaluate_with_simulators(
     """Play whole episodes of simulators with the policy in a checkpoint.
 
     It acts without exploration, and plays the episodes that begin first.
+
+    Raises:
+        ConfigError: `episodes` is below 1, the command is wrong, or the run has a league.
+        CheckpointError: as `evaluate`.
+        SimulatorFailed: a copy of the simulator keeps ending.
     """
     from juggler.gateway.standalone_gateway import evaluate_with_copies
 

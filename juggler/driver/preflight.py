@@ -99,7 +99,12 @@ DOES, WARNS, FOUND, FAILED = "does", "warns", "found", "failed"
 
 
 def check_names(config: RunConfig) -> None:
-    """Check the names in a configuration, without importing user code."""
+    """Check the names in a configuration, without importing user code.
+
+    Raises:
+        ConfigError: there is no such environment, simulator or Python module, or the environment
+            needs a package that is not installed.
+    """
     try:
         if config.plays and not config.env_runner.gateway:
             check_name(config.env_runner.env)
@@ -153,6 +158,10 @@ def rehearse(
     Returns:
         The agents of one environment, and their spaces; () if the run has no environment on this
         host.
+
+    Raises:
+        PreflightError: a part cannot be made, crashed, hung, or does not fit the checkpoint; the
+            message names it.
     """
     received, sender = Pipe(duplex=False)
     stack, writes = Pipe(duplex=False)

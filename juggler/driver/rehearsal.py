@@ -502,7 +502,12 @@ def must_continue(
     groups: Sequence[FoundGroup],
     before: Checkpoint,
 ) -> None:
-    """Check that learners can continue from a checkpoint."""
+    """Check that learners can continue from a checkpoint.
+
+    Raises:
+        ConfigError: the weights of a module are of another network, other spaces or another
+            algorithm, or its optimizer or its learner connectors have changed.
+    """
     unknown = FoundGroup((), None, None)
     for module_id, learner in learners.items():
         agents = {agent for agent, ids in config.played_by.items() if module_id in ids}
@@ -716,7 +721,11 @@ def _rounds(config: RunConfig, stage: Stage) -> Iterator[dict[str, EpisodeBatch]
 def try_update(
     config: RunConfig, learner: Learner, batch: EpisodeBatch, more: Iterator[EpisodeBatch | None]
 ) -> str:
-    """Make an update, and return a warning for people, or ""."""
+    """Make an update, and return a warning for people, or "".
+
+    Raises:
+        ValueError: the gradient of the loss is not finite, even with several batches.
+    """
 
     def updated(batches: Sequence[EpisodeBatch]) -> Mapping[str, float] | None:
         return fetch_metrics(learner.update_from_episodes(batches)) or None

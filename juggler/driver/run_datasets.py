@@ -18,7 +18,12 @@ from juggler.runtime.datasets.dataset import DatasetError, environment_of, must_
 def with_dataset(
     config: RunConfig, given: Collection[str], *, is_here: bool, is_new: bool
 ) -> RunConfig:
-    """Complete a configuration with its data set's environment and absolute paths."""
+    """Complete a configuration with its data set's environment and absolute paths.
+
+    Raises:
+        ConfigError: the algorithm needs a data set, the named one does not exist, evaluations have
+            no environment, or recording is impossible there.
+    """
     if is_here:
         config = _with_record(_with_demonstrations(config), is_new)
     name, algorithm = config.env_runner.dataset, config.learner.algorithm
@@ -59,7 +64,11 @@ def _in_words(stated: dict[str, Any]) -> str:
 
 
 def is_of_another(runner: EnvRunnerConfig) -> bool:
-    """Return whether the named environment is not the data set's."""
+    """Return whether the named environment is not the data set's.
+
+    Raises:
+        DatasetError: there is no such data set, or it is damaged.
+    """
     if runner.env == Path(runner.dataset).name:
         return False  # none was named
     played = {"env": runner.env, "env_kwargs": runner.env_kwargs}
@@ -67,7 +76,12 @@ def is_of_another(runner: EnvRunnerConfig) -> bool:
 
 
 def must_be_playable(config: Mapping[str, Any], env: str, *, with_simulator: bool = True) -> None:
-    """Check that a run has an environment to play."""
+    """Check that a run has an environment to play.
+
+    Raises:
+        ConfigError: the run's env is only a name, of its data set or of simulators, and no other
+            environment is given.
+    """
     dataset, is_name = config.get("dataset", ""), env == config.get("env")
     if config.get("gateway") and is_name and ":" not in env and env not in gymnasium.registry:
         start = "start the simulator with --simulator, " * with_simulator

@@ -169,7 +169,11 @@ def goal_reached(run_dir: Path, before: RunConfig, now: RunConfig) -> str:
 
 
 def goals_behind(checkpoint: Checkpoint, before: RunConfig, now: RunConfig) -> list[str]:
-    """Warn of a given stop condition that a resumed run has passed."""
+    """Warn of a given stop condition that a resumed run has passed.
+
+    Raises:
+        ConfigError: stop_seconds leaves no time for an update.
+    """
     was, wanted = before.driver, now.driver
     steps, seconds = checkpoint.counters["trained"], checkpoint.counters.get("training_time", 0.0)
     limit = wanted.stop_seconds

@@ -19,7 +19,11 @@ from juggler.runtime.modules import import_by_name
 def must_be_given_again(
     config: RunConfig, env: object, module: object, own: Mapping[str, type[Any]]
 ) -> None:
-    """Check that everything that cannot be imported by name was passed."""
+    """Check that everything that cannot be imported by name was passed.
+
+    Raises:
+        ConfigError: the run was trained with a script's object, which was not passed again.
+    """
     try:
         import_by_name.must_be_given_again("env", config.env_runner.env, env)
         mapping = config.agents.mapping or None
@@ -147,7 +151,11 @@ def pack(
     module: str | Callable[..., Any] | None,
     own: Mapping[str, type[Any]],
 ) -> bytes:
-    """Pickle a script's classes and functions for local workers."""
+    """Pickle a script's classes and functions for local workers.
+
+    Raises:
+        ConfigError: a class or function cannot be pickled.
+    """
     factories = [value if callable(value) else None for value in (env, module)]
     name = config.env_runner.env
     registered = {name: there} if (there := registered_in_script(name)) else {}

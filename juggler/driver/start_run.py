@@ -78,7 +78,12 @@ def with_callbacks(how: StartSettings, config: DriverConfig) -> StartSettings:
 def start_run(
     config: RunConfig, given: Collection[str], how: StartSettings, over: bool = False
 ) -> Result:
-    """Start a new run; `over`: again in a killed run's directory."""
+    """Start a new run; `over`: again in a killed run's directory.
+
+    Raises:
+        ConfigError: the configuration names something that this host cannot find or make, or
+            weights that the run cannot begin with.
+    """
     must_not_be_imported()
     listen, how = how.listen, with_callbacks(how, config.driver)
     progress = make_progress(config.driver.progress)
@@ -121,7 +126,13 @@ def start_run(
 def resume_run(
     run_dir: Path, checkpoint: Checkpoint, config: RunConfig, how: StartSettings
 ) -> Result:
-    """Resume a run, unless it has reached its goal."""
+    """Resume a run, unless it has reached its goal.
+
+    Raises:
+        CheckpointError: the checkpoint has content that no run writes.
+        RunDirectoryError: this is not a run directory, or it is not writable.
+        ConfigError: the algorithm or the starting weights have changed.
+    """
     must_not_be_imported()
     must_be_sound(checkpoint)
     run_dir = run_dir.absolute()

@@ -219,7 +219,11 @@ _STEPS = "env_steps_sampled"
 
 
 class WandbTracker(Tracker):
-    """A run of wandb, configured by its variables, such as WANDB_PROJECT."""
+    """A run of wandb, configured by its variables, such as WANDB_PROJECT.
+
+    Raises:
+        ConfigError: there is no login.
+    """
 
     def __init__(self) -> None:
         import wandb  # takes a second
@@ -295,7 +299,11 @@ _TRACKERS: Final[Mapping[str, Callable[[], Tracker]]] = {
 
 
 def tracking(names: list[str]) -> tuple[Callback, ...]:
-    """Return a callback for trackers of these names, if any."""
+    """Return a callback for trackers of these names, if any.
+
+    Raises:
+        ConfigError: a tracker's package is not installed, or cannot be used.
+    """
     wanted = list(dict.fromkeys(names))
     for name in wanted:
         spec = find_spec(name)

@@ -38,6 +38,9 @@ class GymnasiumTurns:
 
     Args:
         env: N environments, with any autoreset mode.
+
+    Raises:
+        ValueError: the vector's metadata has no autoreset mode.
     """
 
     agents: tuple[str, ...] = (ALONE,)
@@ -394,6 +397,9 @@ def evaluate(
         policy: has as many rows as `env`; its connectors learn nothing here.
         episodes, seed, watch, most_steps: as in `whole_episodes`.
         explore: draw actions as in training, instead of taking the most likely ones.
+
+    Raises:
+        EnvironmentFailed: as `whole_episodes`.
     """
     seen = policy.connectors.observation_space
     legal = LegalActions.of(seen, env.single_action_space)
@@ -444,6 +450,9 @@ def play_whole_episodes(
         episodes, seed, watch, most_steps: as in `whole_episodes`.
         line_ups: decides which modules play each episode, from the same seed; None: each module
             always plays its agents. A sampler that uses it must be reset afterwards.
+
+    Raises:
+        EnvironmentFailed: as `whole_episodes`.
     """
     played_by = {agent: each.role.module_id for each in modules for agent in each.role.agents}
     ids = np.array([played_by[agent] for agent in envs.agents], np.object_)

@@ -104,7 +104,11 @@ def _lost(
 
 
 def check_return(environment: int, total: float) -> None:
-    """Check the return of an episode."""
+    """Check the return of an episode.
+
+    Raises:
+        EnvironmentFailed: it is NaN, or too large for messages to the driver.
+    """
     if abs(total) <= _MOST_RETURN:  # false with a NaN
         return
     reason = f"the return of its episode is {total:g}: {rule_for(total)}"

@@ -68,7 +68,11 @@ class FrozenWeights:
 
 
 def load_tree(module_id: str, tree: Any, policy: Actor) -> None:
-    """Load a module's part of a checkpoint, with its connectors' state."""
+    """Load a module's part of a checkpoint, with its connectors' state.
+
+    Raises:
+        ValueError: weights of the module are missing, or do not fit.
+    """
     weights = tree[WEIGHTS]
     if missing := [name for name in policy.names if name not in weights]:
         raise ValueError(

@@ -452,7 +452,11 @@ class Sampler:
 
 
 def refuse_late_mask(infos: Mapping[str, Any]) -> None:
-    """Refuse action masks that come after the first reset."""
+    """Refuse action masks that come after the first reset.
+
+    Raises:
+        EnvironmentFailed: there is an action mask, which observations have no place for.
+    """
     if ACTION_MASK in infos:
         reason = "it gives an action mask in its info, but gave none at its first reset"
         raise EnvironmentFailed("one of the environments", "step", reason)

@@ -79,7 +79,11 @@ class Stage(ABC):
 
     @abstractmethod
     def play(self, collected: Collection[str], versions: Mapping[str, Version]) -> PlayedRound:
-        """Play fragment_steps steps of each environment."""
+        """Play fragment_steps steps of each environment.
+
+        Raises:
+            EnvironmentFailed: an environment failed.
+        """
 
     def assign(self, line_ups: Iterable[training_pb2.LineUp]) -> None:
         """Play these line-ups of a league in the episodes that begin next.
@@ -98,7 +102,11 @@ class Stage(ABC):
         refuse_league()
 
     def remove_player(self, module_id: str) -> None:
-        """Remove a module once no running episode has it."""
+        """Remove a module once no running episode has it.
+
+        Raises:
+            ValueError: there is no league.
+        """
         refuse_league()
 
     @abstractmethod

@@ -197,7 +197,11 @@ class Runs(ABC):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the directory; show how to resume after an interruption."""
+        """Lock the directory; show how to resume after an interruption.
+
+        Raises:
+            RunDirectoryError: another process has it, or it is not a directory of these runs.
+        """
         must_not_be_imported()
         with (self.directory / self.file).open("rb") as locked:
             if not lock(locked):
@@ -217,6 +221,10 @@ class Runs(ABC):
 
         Ctrl-C and SIGTERM end all runs normally, and are raised when they have ended; a second
         signal kills them.
+
+        Raises:
+            KeyboardInterrupt: on Ctrl-C.
+            SystemExit: on SIGTERM or SIGHUP.
         """
         running: list[RunProcess] = []
         stopping = threading.Event()

@@ -194,7 +194,11 @@ def train_seeds(
 
 
 def run_seeds(directory: Path, seeds: int, jobs: int | None = None) -> SeedsResult:
-    """Train the runs of a directory, or resume unfinished ones."""
+    """Train the runs of a directory, or resume unfinished ones.
+
+    Raises:
+        RunDirectoryError: it was not made for this, or another process has it.
+    """
     from juggler.driver.driver import RunFailed
 
     must_be_some("seeds", seeds)

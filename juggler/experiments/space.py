@@ -70,7 +70,12 @@ class Axis:
 
 
 def parse_space(given: Mapping[str, str | Sequence[Value]], run: Mapping[str, Any]) -> list[Axis]:
-    """Parse a space, and check that the configuration accepts it."""
+    """Parse a space, and check that the configuration accepts it.
+
+    Raises:
+        ConfigError: a key is not in the configuration, a value is wrong for its key, or a range is
+            empty.
+    """
     first = dict(run)
     if "algorithm" in given:
         algorithms = _with_each_algorithm([_axis("algorithm", given["algorithm"], run)], run)

@@ -59,7 +59,11 @@ class ModuleAssignment:
         self._seated = 0  # environments of all sessions so far
 
     def cast(self, hello: pb.Hello) -> list[tuple[str, ...]]:
-        """Return the players that may act for each agent, in order."""
+        """Return the players that may act for each agent, in order.
+
+        Raises:
+            SessionError: an agent has no module, a wrong name, or asks for another module.
+        """
         if self._remote_only and hello.mode != pb.REMOTE_INFERENCE:
             raise SessionError(
                 Code.NOT_SERVED,

@@ -240,6 +240,7 @@ class GatewayRunner(SamplingWorker):
                     if request.module_id == module_id:
                         self._deliveries.no_learner(command_id, request)
                         del asked.requests[command_id]
+            # Its result would be of two line-ups if another player continued.
             for _, _, evaluation in self._evaluations:
                 if module_id in evaluation.actors:
                     evaluation.given_up = f"player {module_id!r} left the league"
@@ -633,6 +634,9 @@ class ServedPlayer(ModulePlayer):
 
         Args:
             tree: the module's part of the checkpoint; None: the module is not trained.
+
+        Raises:
+            ValueError: the tree is missing, or does not fit the module.
         """
         if tree is None and self.streams is not None:
             raise ValueError(f"the checkpoint to play has no weights of module {self.module_id!r}")

@@ -102,7 +102,11 @@ class RecordingReader:
         self._counts = not any(isinstance(space, spaces.Box) for _, space in self._leaves)
 
     def read(self, session: GatewaySession, message: pb.Recording) -> Recording:
-        """Read and check a recording."""
+        """Read and check a recording.
+
+        Raises:
+            SessionError: the recording is not valid.
+        """
         try:
             self._check_place(session, message)
             return self._read(session, message)
@@ -263,7 +267,11 @@ class LocalInference:
     # -- messages of sessions ---------------------------------------------------------------------
 
     def recording(self, session: GatewaySession, message: pb.Recording, raw: bytes) -> None:
-        """Check and queue a recording, from its message."""
+        """Check and queue a recording, from its message.
+
+        Raises:
+            SessionError: the recording is not valid, or does not fit this session.
+        """
         session.must_be(pb.LOCAL_INFERENCE, pb.LOGGED_DATA)
         if session.repeats(message.seq, raw):
             return
@@ -303,7 +311,11 @@ class LocalInference:
             self._announce(session)
 
     def policy(self, session: GatewaySession, request: pb.PolicyRequest) -> None:
-        """Queue a session's request for a policy, and start the export."""
+        """Queue a session's request for a policy, and start the export.
+
+        Raises:
+            SessionError: its mode has no policies, or the run has no policy of this name.
+        """
         session.must_be(pb.LOCAL_INFERENCE)
         if request.policy not in ("", DEFAULT_MODULE):
             text = f"the policy {request.policy[:64]!r} is asked for, and this run has"

@@ -125,7 +125,11 @@ class SessionManager:
         return None if self._casting.table else self.players.get(DEFAULT_MODULE)
 
     def hello(self, stream: GatewayStream, hello: pb.Hello) -> None:
-        """Begin or resume a session."""
+        """Begin or resume a session.
+
+        Raises:
+            SessionError: the hello is refused.
+        """
         check_hello(hello, self._casting.table)
         cast = self._casting.cast(hello)
         if hello.mode == pb.LOGGED_DATA and self._settings.refuses_logged:
@@ -309,7 +313,10 @@ class SessionManager:
         self.guests.vanished(session)
 
     def close(self, session: GatewaySession, why: str, *, failed: bool = False) -> None:
-        """Close a session, and log the reason, which may be that it `failed`."""
+        """Close a session, and log the reason.
+
+        It is a warning if the session `failed`.
+        """
         if session.id not in self.sessions.by_id:
             return  # it sent two wrong messages at once
         self.evaluations.leave(session)
@@ -329,7 +336,11 @@ class SessionManager:
     # -- episodes ---------------------------------------------------------------------------------
 
     def shares(self, batch: StepMessage) -> list[PlayerRows]:
-        """Book a batch of steps, and split its rows among players."""
+        """Book a batch of steps, and split its rows among players.
+
+        Raises:
+            SessionError: an episode gets no line-up.
+        """
         episodes = batch.session.episodes
         if episodes is None or not episodes.drawn:
             self._book(batch)
@@ -419,6 +430,9 @@ def check_hello(hello: pb.Hello, known: Collection[str]) -> None:
 
     Args:
         known: names of the run's agents, in this session or in another one.
+
+    Raises:
+        SessionError: the hello is refused.
     """
     if not hello.protocol_min <= PROTOCOL_MAX or not hello.protocol_max >= PROTOCOL_MIN:
         raise SessionError(
@@ -488,7 +502,11 @@ def fitting(observation_space: Space[Any], action_space: Space[Any], steps: int)
 
 
 def read_space(agent: pb.Agent, name: str) -> Space[Any]:
-    """Read a space of an agent."""
+    """Read a space of an agent.
+
+    Raises:
+        SessionError: it is not a valid space.
+    """
     try:
         return space_from_message(getattr(agent, name))
     except (WireError, UnsupportedSpace) as error:

@@ -66,7 +66,11 @@ class SpaceLayout:
         self._skeleton = Skeleton([leaf.path for leaf in self.leaves])
 
     def raw(self, tensors: Sequence[pb.NamedTensor], rows: int, what: str) -> list[bytes]:
-        """Return the bytes of each leaf, in order."""
+        """Return the bytes of each leaf, in order.
+
+        Raises:
+            SessionError: an array is missing, unknown, or does not fit the space.
+        """
         paths = [tuple(each.path) for each in tensors[: len(self.leaves) + 1]]
         if len(paths) != len(self.leaves) or {*paths} != self._places.keys():
             sent, named = (", ".join(map(path_name, e[:20])) for e in (paths, [*self._places]))
@@ -310,7 +314,11 @@ class GatewaySession:
         self._answers: OrderedDict[int, bytes] = OrderedDict()
 
     def must_be(self, *modes: pb.Mode) -> None:
-        """Check the mode of this session."""
+        """Check the mode of this session.
+
+        Raises:
+            SessionError: a message is for another mode.
+        """
         if self.mode not in modes:
             names = one_of(pb.Mode.Name(mode) for mode in modes)
             text = f"a message of the mode {names}: this session is {pb.Mode.Name(self.mode)}"
@@ -375,7 +383,10 @@ class GatewaySession:
         self.stream, self.lost_at = None, time.monotonic()
 
     def resumes(self, stream: GatewayStream) -> None:
-        """Continue on another stream, which may write the same batch in other bytes."""
+        """Continue on another stream.
+
+        It may write the same batch in other bytes.
+        """
         self.stream, self._digests = stream, {}
 
 
@@ -595,6 +606,9 @@ class SharedEpisodes:
 
         Args:
             evaluated: environments among them that play for an evaluation.
+
+        Raises:
+            LineUpError: an environment gets no line-up.
         """
         assert self._line_ups is not None
         began = np.array(environments, np.intp)

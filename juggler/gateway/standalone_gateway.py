@@ -123,6 +123,9 @@ def evaluate_with_copies(
         steps_trained: decides about scheduled parameters of episodes.
         report: called with warnings, and with the ends of copies, in any thread.
         watch: called now and then with the number of finished episodes and of steps so far.
+
+    Raises:
+        SimulatorFailed: a copy keeps ending.
     """
     curriculum = Curriculum(seed, config.simulator_parameters, steps_trained)
     settings = GatewaySettings(

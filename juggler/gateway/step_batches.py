@@ -83,7 +83,11 @@ class PlayerRows:
 
 
 def read_steps(session: GatewaySession, message: pb.StepBatch) -> StepMessage:
-    """Read and check a batch of steps."""
+    """Read and check a batch of steps.
+
+    Raises:
+        SessionError: the batch is not valid.
+    """
     batch = StepMessage(session, message.seq)
     try:
         check_agents(session, message.agents)
@@ -113,6 +117,9 @@ def check_rewards(rewards: Sequence[float], whose: Callable[[int], str]) -> None
 
     Args:
         whose: returns the origin of a reward for messages, by its index.
+
+    Raises:
+        SessionError: a reward is too large, or no number.
     """
     if sum(map(abs, rewards)) <= MOST_REWARD:  # false with a NaN
         return
@@ -132,6 +139,9 @@ def read_infos(
     Args:
         count: number of rows or steps.
         names: K, number of `info_names` of the hello.
+
+    Raises:
+        SessionError: the number of numbers is wrong.
     """
     if not given:
         return None
@@ -143,7 +153,7 @@ def read_infos(
 
 
 def check_agents(session: GatewaySession, parts: Sequence[pb.Rows | pb.Recording]) -> None:
-    """Check that a session has the agents of these parts, each at most once."""
+    """Check that a session has these agents, each at most once."""
     known = len(session.agents)
     given = [rows.agent for rows in parts[: known + 1]]  # more are always wrong
     if given and max(given) < known and len(set(given)) == len(given):

@@ -233,7 +233,11 @@ class Transport:
         self._server.destroy()
 
     def start_batch(self, call: Any, then: Callable[[Any], None], *operations: Any) -> None:
-        """Start operations; their event is passed to `then`."""
+        """Start operations; their event is passed to `then`.
+
+        Raises:
+            RuntimeError: the core refuses them.
+        """
         error = call.start_server_batch(operations, then)
         if error:
             raise RuntimeError(f"gRPC does not take {operations}: error {error}")

@@ -248,7 +248,13 @@ class Launch:
 
 
 def new_certificates(directory: Path, hosts: Sequence[str], *, replace: bool = False) -> list[Path]:
-    """Make certificates and a token, and return their files."""
+    """Make certificates and a token, and return their files.
+
+    Raises:
+        LaunchError: a package for certificates is not installed.
+        OSError: writing fails.
+        ValueError: a host is neither a name nor an IP address.
+    """
     try:
         from juggler.runtime.actors.certificates import make_certificates
     except ImportError as error:
@@ -271,7 +277,12 @@ def must_allow(numbers: Mapping[str, int | None]) -> None:
 
 
 def ask(*command: str, advice: str) -> str:
-    """Run a command of an engine, and return its output."""
+    """Run a command of an engine, and return its output.
+
+    Raises:
+        LaunchError: the command is missing.
+        NoAnswer: the command does not end, or fails.
+    """
     try:
         done = subprocess.run(
             command,
@@ -358,7 +369,12 @@ class EngineRun(ABC):
 
     @abstractmethod
     def driver_state(self, ending: bool) -> DriverState:
-        """Return the state of the driver."""
+        """Return the state of the driver.
+
+        Raises:
+            NoAnswer: the engine gave no answer.
+            LaunchError: the run is gone.
+        """
 
     def poll(self) -> None:
         """Do periodic work; called every second."""
@@ -380,7 +396,11 @@ class EngineRun(ABC):
 
     @contextmanager
     def submitting(self, hosts: Sequence[str], engine: str = "") -> Iterator[None]:
-        """Make certificates and counts; take the run down if the rest fails."""
+        """Make certificates and counts; take the run down if the rest fails.
+
+        Raises:
+            LaunchError: a file cannot be written.
+        """
         self._launch.make_certificates(hosts)
         try:
             self._launch.directory.mkdir(parents=True, exist_ok=True)

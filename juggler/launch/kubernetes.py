@@ -43,6 +43,10 @@ class KubernetesRun(EngineRun):
     """Applies the manifests of a run, and follows it.
 
     The run directory is in a volume claim of the cluster, which is kept after the run.
+
+    Raises:
+        LaunchError: a number is out of range, the namespace is not a valid name, or a component is
+            unknown.
     """
 
     def __init__(

@@ -137,6 +137,9 @@ class SlurmRun(EngineRun):
 
     The run directory and its parent must be on a file system that all nodes share: workers find
     the driver's address there.
+
+    Raises:
+        LaunchError: a number is out of range, or an option does not begin with a dash.
     """
 
     def __init__(
@@ -200,7 +203,11 @@ class SlurmRun(EngineRun):
         return found
 
     def submit(self) -> None:
-        """Write the scripts and the certificates, and submit the jobs."""
+        """Write the scripts and the certificates, and submit the jobs.
+
+        Raises:
+            LaunchError: Slurm is missing, or refuses; or the run is already in the queue.
+        """
         directory = self._launch.directory
         names = ",".join(self._launch.name(role) for role in ("driver", *ROLES))
         queued = _ask("squeue", "--me", "--noheader", f"--name={names}", "--format=%A").split()

@@ -88,7 +88,11 @@ class Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_hosts(path: Path) -> Hosts:
-    """Read the file of hosts: see docs/clusters.md."""
+    """Read the file of hosts: see docs/clusters.md.
+
+    Raises:
+        LaunchError: it cannot be read, or has invalid content.
+    """
     try:
         values = tomllib.loads(path.read_text())
         hosts = msgspec.convert(_named(values), Hosts)
@@ -170,7 +174,11 @@ class SshRun(EngineRun):
         return "\n".join(f"# {name}\n{shlex.join(words)}" for name, words in found)
 
     def submit(self) -> None:
-        """Prepare the hosts; `look` starts the driver and the workers."""
+        """Prepare the hosts; `look` starts the driver and the workers.
+
+        Raises:
+            LaunchError: a host cannot be reached, or has no Juggler, or another version of it.
+        """
         self._open.enter_context(self._launch.read_here())
         with self.torn_down():
             self._launch.make_certificates(self._hosts.dialed)

@@ -39,6 +39,9 @@ class SwarmRun(EngineRun):
 
     The driver runs on the node of the command, with the run directory. Docker restarts the tasks
     of driver and workers, and distributes workers over all nodes.
+
+    Raises:
+        LaunchError: a number is out of range, or a compose file is missing.
     """
 
     def __init__(
@@ -81,7 +84,12 @@ class SwarmRun(EngineRun):
         return Template(_STACK.read_text()).substitute(filled)
 
     def submit(self) -> None:
-        """Write the stack and the certificates, and deploy the stack."""
+        """Write the stack and the certificates, and deploy the stack.
+
+        Raises:
+            LaunchError: this host is not a manager of a swarm, Docker refuses, or the run already
+                exists.
+        """
         state = "{{.Swarm.LocalNodeState}} {{.Swarm.ControlAvailable}}"
         if _ask("docker", "info", "--format", state).split() != ["active", "true"]:
             raise LaunchError(

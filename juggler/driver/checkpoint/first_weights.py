@@ -107,7 +107,12 @@ class FirstCheckpoints:
 
     @classmethod
     def of(cls, config: RunConfig) -> FirstCheckpoints:
-        """Read the checkpoints that a configuration names."""
+        """Read the checkpoints that a configuration names.
+
+        Raises:
+            ConfigError: there is no such checkpoint, it is damaged, or no parameter in it has one
+                of the names asked for.
+        """
         driver, other = config.driver, None
         where = f"from_checkpoint = {driver.from_checkpoint!r}"
         try:
@@ -258,7 +263,11 @@ def different_parts(
 
 
 def shared_parts_must_agree(checkpoint: Checkpoint, shared: Mapping[str, Sequence[str]]) -> None:
-    """Check that modules which share parts have the same values of them."""
+    """Check that modules which share parts have the same values of them.
+
+    Raises:
+        CheckpointError: they have not; names the parameter and two modules.
+    """
     if not shared:
         return
     for name, one, other in different_parts(weights_of(checkpoint), shared):
@@ -330,7 +339,11 @@ class FrozenModule:
 
 
 def frozen_modules(config: RunConfig, run_dir: Path | None = None) -> dict[str, FrozenModule]:
-    """Read modules that are not trained; a resumed run has kept them."""
+    """Read modules that are not trained; a resumed run has kept them.
+
+    Raises:
+        ConfigError: the weights are missing, or have changed.
+    """
     tables = config.agents.modules
     return {
         module_id: _frozen_module(module_id, tables[module_id], run_dir)
@@ -387,7 +400,12 @@ def parts_in(
     factory: Callable[..., Any] | None,
     own: Mapping[str, type[Any]],
 ) -> Parts:
-    """Build a checkpoint's module and its connectors."""
+    """Build a checkpoint's module and its connectors.
+
+    Raises:
+        CheckpointError: the weights are another module's.
+        ValueError: a part cannot be built; names it.
+    """
     from juggler.policies.policy import PolicyConfig, restore_parts  # imports torch
 
     given = given_or_named(config.module.module, factory, own)

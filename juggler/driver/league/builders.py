@@ -356,7 +356,11 @@ register_builder = _classes.register
 
 
 def make_builder(name: object, options: Mapping[str, Any]) -> LeagueBuilder:
-    """Make the builder of a league."""
+    """Make the builder of a league.
+
+    Raises:
+        ValueError: there is no such builder, or it has no such key, or a value is wrong.
+    """
     kind = find_builder(name)
     must_be_keys(options, kind, "options")
     try:
@@ -374,7 +378,11 @@ def make_builder(name: object, options: Mapping[str, Any]) -> LeagueBuilder:
 
 
 def must_be_keys(table: Mapping[str, Any], kind: type[Any], name: str) -> None:
-    """Check that a dataclass has all keys of a table."""
+    """Check that a dataclass has all keys of a table.
+
+    Raises:
+        ValueError: the table has an unknown key; names the nearest one.
+    """
     known = [each.name for each in fields(kind)]
     for key in table:
         if key not in known:
@@ -382,7 +390,11 @@ def must_be_keys(table: Mapping[str, Any], kind: type[Any], name: str) -> None:
 
 
 def of_type(key: str, value: object, hint: Any) -> Any:
-    """Convert a key's value from a file or a script."""
+    """Convert a key's value from a file or a script.
+
+    Raises:
+        ValueError: it has another type than its key.
+    """
     if NoneType in get_args(hint) and isinstance(value, str) and value == "none":
         value = None  # TOML has no None
     try:

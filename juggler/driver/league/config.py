@@ -97,7 +97,11 @@ class LeagueConfig:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> LeagueConfig:
-        """Read a table of keys."""
+        """Read a table of keys.
+
+        Raises:
+            ValueError: the table has an unknown key or a wrong value; names it.
+        """
         builder = find_builder(table.get("builder", cls.builder))
         of_builder = {each.name for each in fields(builder)} - {each.name for each in fields(cls)}
         for key in table:
@@ -112,11 +116,19 @@ class LeagueConfig:
         return config
 
     def make_builder(self) -> LeagueBuilder:
-        """Make the builder that the keys name."""
+        """Make the builder that the keys name.
+
+        Raises:
+            ValueError: there is no such builder, or it has no such key, or a value is wrong.
+        """
         return make_builder(self.builder, self.options)
 
     def sides(self, agents: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-        """Return the agents on each side: teams, then single agents."""
+        """Return the agents on each side: teams, then single agents.
+
+        Raises:
+            ValueError: an agent of a team is not in the environment.
+        """
         teams = [tuple(team) for team in self.teams]
         in_teams = {agent for team in teams for agent in team}
         for agent in in_teams - set(agents):

@@ -76,6 +76,10 @@ class League:
     Commands are carried out in their order: a player is copied before it is reset. Added, copied
     and reset players are in line-ups once they are `ready`. An open match is not part of a saved
     state: a resumed run plays another one.
+
+    Raises:
+        ValueError: the configuration is wrong or does not fit the agents, or the builder does not
+            begin with a learning player.
     """
 
     def __init__(
@@ -103,7 +107,11 @@ class League:
         self._reported: deque[str] = deque(maxlen=_MOST_REPORTS)
 
     def begin(self) -> list[Command]:
-        """Return the commands that add the first players."""
+        """Return the commands that add the first players.
+
+        Raises:
+            ValueError: the builder gave an impossible command.
+        """
         name, names = type(self._builder).__name__, self._config.fixed
         fixed = [AddPlayer(each, FIXED, learning=False, source=each) for each in names]
         try:
@@ -138,7 +146,11 @@ class League:
         agents: tuple[str, ...],
         builder: LeagueBuilder | None = None,
     ) -> League:
-        """Restore a league, including the players that were ready."""
+        """Restore a league, including the players that were ready.
+
+        Raises:
+            ValueError: the data is not a league's state, or the configuration is wrong.
+        """
         try:
             state = msgspec.convert(dict(data), LeagueState)
         except msgspec.ValidationError as error:

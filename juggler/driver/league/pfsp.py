@@ -27,7 +27,11 @@ _NOTHING = 1e-10
 
 
 def find_weighting(weighting: Weighting, key: str = "weighting") -> Callable[[float], float]:
-    """Return the weighting of this name."""
+    """Return the weighting of this name.
+
+    Raises:
+        ValueError: there is no weighting of that name.
+    """
     if callable(weighting):
         return weighting
     if ":" in weighting:
@@ -47,6 +51,9 @@ def pfsp(win_rates: Mapping[str, float], weighting: Weighting) -> dict[str, floa
         win_rates: win rates against each opponent, from 0 to 1.
         weighting: the weighting. If all weights are 0, as with "squared" against opponents that
             are always beaten, all opponents are equally likely.
+
+    Raises:
+        ValueError: there is no such weighting, or a weight is negative or not finite.
     """
     weigh = find_weighting(weighting)
     weights = {opponent: float(weigh(rate)) for opponent, rate in win_rates.items()}

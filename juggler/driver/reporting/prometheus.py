@@ -33,7 +33,11 @@ def serve_metrics(
     tls: Tls | None = None,
     insecure: bool = False,
 ) -> Iterator[None]:
-    """Serve /metrics in a thread during the `with` block."""
+    """Serve /metrics in a thread during the `with` block.
+
+    Raises:
+        EndpointError: the address cannot be bound, or needs TLS and a token.
+    """
     host, port = split_address(address)
     if not (insecure or is_loopback(host) or (token and tls)):
         missing = "there is no token" if tls else "nothing would be encrypted"

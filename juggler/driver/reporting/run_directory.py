@@ -48,7 +48,11 @@ def has_checkpoint(run_dir: Path) -> bool:
 
 
 def must_be_free(path: Path | None, command: str = "train", resume_command: str = "") -> None:
-    """Check that a new run can have this directory."""
+    """Check that a new run can have this directory.
+
+    Raises:
+        RunDirectoryError: it is not empty, or cannot be read or written.
+    """
     try:
         if path is None:
             return must_be_writable(Path(RUNS))
@@ -115,7 +119,11 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path | None, config: Mapping[str, Any], name: str) -> Self:
-        """Create a new run's directory; by default under runs/, named after `name`."""
+        """Create a new run's directory; by default under runs/, named after `name`.
+
+        Raises:
+            RunDirectoryError: the directory is not empty, or cannot be created.
+        """
         text = to_toml(config)
         try:
             if path is None:
@@ -421,14 +429,22 @@ def withdraw(run_dir: Path) -> None:
 
 
 def find_driver(run_dir: Path) -> str:
-    """Return the address of a run's driver on this host."""
+    """Return the address of a run's driver on this host.
+
+    Raises:
+        RunDirectoryError: the run has no driver now, or this is not a run directory.
+    """
     return _announced(run_dir)[0][0]
 
 
 def find_driver_from_elsewhere(
     run_dir: Path, timeout: float, report: Callable[[str], None] = lambda _: None
 ) -> str:
-    """Return the driver's address for other hosts, waiting for it to start."""
+    """Return the driver's address for other hosts, waiting for it to start.
+
+    Raises:
+        RunDirectoryError: after the wait the run still has no driver that other hosts can dial.
+    """
     began = time.monotonic()
     waits = False
     while True:
@@ -497,7 +513,11 @@ class LineFile:
         self._offset = 0
 
     def new_lines(self, restart: Callable[[], object] = lambda: None) -> Iterator[bytes]:
-        """Yield whole lines since the last call; `restart` precedes a replaced file's."""
+        """Yield whole lines since the last call; `restart` precedes a replaced file's.
+
+        Raises:
+            OSError: it cannot be read. FileNotFoundError: it does not exist.
+        """
         with open_plain(self.path) as file:
             found = os.fstat(file.fileno())
             place = (found.st_dev, found.st_ino)

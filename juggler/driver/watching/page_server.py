@@ -619,7 +619,11 @@ def serve_page(
     tls: Tls | None = None,
     insecure: bool = False,
 ) -> Iterator[str]:
-    """Serve the page, and yield its address."""
+    """Serve the page, and yield its address.
+
+    Raises:
+        EndpointError: the address cannot be bound, or needs TLS and a token.
+    """
     host, port = split_address(bind or DEFAULT_BIND)
     is_here = is_loopback(host)
     if not is_here and not (token and (tls or insecure)):

@@ -84,7 +84,11 @@ def exploration_exponents(config: RunConfig, runner: int, environments: int) -> 
 def add_module(
     config: RunConfig, module_id: str, spaces: training_pb2.Ready.Module, seed: int
 ) -> training_pb2.AddModule:
-    """Make the command that has a learner process host a module."""
+    """Make the command that has a learner process host a module.
+
+    Raises:
+        TypeError, ValueError: a value does not fit JSON or the message.
+    """
     setup = ModuleSetup(
         learner=asdict(config.learner),
         module=config.module,

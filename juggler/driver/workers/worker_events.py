@@ -44,7 +44,12 @@ _AGAIN_SECONDS: Final = 60.0
 
 
 def read(packed: any_pb2.Any, message: M) -> M:
-    """Read an answer or a report; texts become one line each."""
+    """Read an answer or a report; texts become one line each.
+
+    Raises:
+        TypeError: it is another message.
+        ValueError: it is not a message.
+    """
     kind: Any = message.DESCRIPTOR
     if not packed.Is(kind):
         raise TypeError(f"{packed.TypeName()[:100] or 'nothing'} instead of {kind.full_name}")

@@ -242,6 +242,9 @@ class DatasetWriter:
         """Write episodes to the disk.
 
         Many at once take half as long as one by one.
+
+        Raises:
+            DatasetError: the disk refuses them.
         """
         with _refusals(self._place):
             _reserve(Path(self._storage.data_path, _EPISODES), episodes)
@@ -484,6 +487,9 @@ class SampledEpisodes:
 
     Args:
         env_spec: of the environments, if Gymnasium can make them again.
+
+    Raises:
+        DatasetError: as `must_be_recordable`.
     """
 
     def __init__(

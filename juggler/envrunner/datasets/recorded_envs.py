@@ -41,7 +41,11 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin the next episodes where options["reset_mask"] [N] is true, or everywhere."""
+        """Begin the next episodes where options["reset_mask"] [N] is true, or everywhere.
+
+        Raises:
+            EnvironmentFailed: an episode is damaged.
+        """
         if isinstance(seed, int):
             self._generator, self._order = np.random.default_rng(seed), []
         if options and "reset_mask" in options:

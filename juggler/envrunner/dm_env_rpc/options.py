@@ -41,7 +41,8 @@ class SimulatorOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown
 
     @classmethod
     def parse(cls, env_kwargs: dict[str, Any]) -> SimulatorOptions:
-        """
+        """Read the options in `env_kwargs`.
+
         Raises:
             ValueError: an unknown key, or a value that is not allowed.
         """

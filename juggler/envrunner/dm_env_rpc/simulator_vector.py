@@ -120,6 +120,9 @@ class WorldStream:
 
         Args:
             into: arrays [N, ...] by their paths.
+
+        Raises:
+            SimulatorError: the simulator failed, or its reply does not fit its specs.
         """
         if seed is not None or not self._ended:
             request = pb.EnvironmentRequest()
@@ -142,6 +145,9 @@ class WorldStream:
 
         Returns:
             terminated, truncated, and the signals: reward, and discount if there is one.
+
+        Raises:
+            SimulatorError: the simulator failed, or its reply does not fit its specs.
         """
         first = self._ended
         for _ in range(_MOST_EMPTY):
@@ -431,7 +437,12 @@ class SimulatorVector(VectorEnv[Any, Any, Any]):
 
 
 def simulators(config: EnvRunnerConfig, runner: int = 0) -> SimulatorVector:
-    """Make the environments of a configuration whose `env` is dm_env_rpc://…"""
+    """Make the environments of a configuration whose `env` is dm_env_rpc://…
+
+    Raises:
+        EnvironmentFailed: a simulator cannot be used.
+        ValueError: the configuration has a value that does not fit simulators.
+    """
     if config.vectorize not in ("auto", "native"):
         raise ValueError(
             f"vectorize = {config.vectorize!r}: simulators run elsewhere; use auto or native"

@@ -207,6 +207,9 @@ def setting(value: Any) -> pb.Tensor:
     Args:
         value: a number, text, true or false, or an array of these. Integers are sent as int64 and
             other numbers as double; {dtype = "int32", value = 3} sets another dtype.
+
+    Raises:
+        SimulatorError: it is something else.
     """
     dtype = None
     if isinstance(value, Mapping):
@@ -272,7 +275,11 @@ class TensorLayout:
         return cls(what, cast("Space", _as_dict(space)), tuple(specs), paths)
 
     def adopt(self, offered: Mapping[int, pb.TensorSpec]) -> TensorLayout:
-        """Adopt new specs with the same space and order."""
+        """Adopt new specs with the same space and order.
+
+        Raises:
+            SimulatorError: they no longer fit; names what has changed.
+        """
         by_name = {message.name: (uid, message) for uid, message in offered.items()}
         specs = []
         for before in self.specs:
@@ -364,7 +371,11 @@ class WorldInterface:
         )
 
     def adopt(self, specs: pb.ActionObservationSpecs) -> WorldInterface:
-        """Adopt new specs with the same spaces."""
+        """Adopt new specs with the same spaces.
+
+        Raises:
+            SimulatorError: they no longer fit; names what has changed.
+        """
         return WorldInterface(
             self.observations.adopt(specs.observations),
             self.actions.adopt(specs.actions),
@@ -396,6 +407,9 @@ class WorldInterface:
         """Copy a reply's observations into row `row` of arrays [N, ...].
 
         Returns the reward and, if the simulator has one, the discount.
+
+        Raises:
+            SimulatorError: an observation is missing, or does not fit its spec.
         """
         for path, spec in zip(self.observations.paths, self.observations.specs, strict=True):
             into[path][row] = _given(step, spec)

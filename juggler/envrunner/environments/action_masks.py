@@ -70,6 +70,9 @@ class LegalActions:
             masks: [N, n] each.
             during: the period in which it counts, such as "a fragment".
             over: [N] environments whose episode has ended, which need no legal action.
+
+        Raises:
+            EnvironmentFailed: a mask has no legal action.
         """
         for path, legal in self.has_legal_action(masks):
             if over is not None:
@@ -143,6 +146,9 @@ class ObservedChoices:
         Args:
             observations: [*leading, ...]
             place: returns the environment and step for a leading index.
+
+        Raises:
+            EnvironmentFailed: a number is outside its space.
         """
         if self._choices and (found := find_outside(self._choices, observations)):
             index, what = found
@@ -154,7 +160,11 @@ class ObservedChoices:
         observations: Any,
         place: Callable[[int], tuple[int, int]],
     ) -> Tree:
-        """Apply connectors to observations [B, ...], with places as in `require`."""
+        """Apply connectors to observations [B, ...], with places as in `require`.
+
+        Raises:
+            EnvironmentFailed: a connector found a number outside its space.
+        """
         try:
             return connectors(observations)
         except OutsideSpace as error:
@@ -169,6 +179,9 @@ def observe_masks(env: VectorEnv[Any, Any, Any]) -> VectorEnv[Any, Any, Any]:
     """Put a vector's action masks, if any, into its observations.
 
     The environments are reset once to find out whether they have masks, and their device.
+
+    Raises:
+        EnvironmentFailed: a reset failed, or a mask does not fit the actions.
     """
     _, infos = env.reset()
     if holds_masks(env.single_observation_space) or ACTION_MASK not in infos:
@@ -188,6 +201,9 @@ class ObservedMasks(VectorWrapper):
     The mask of a Discrete(n) action has the shape [n]. The mask of a MultiDiscrete action has the
     shape [sum(nvec)], or is a tuple of one mask for each number. The masks of Dict and Tuple
     actions are dicts and tuples of these; an action without a mask is left out, or None.
+
+    Raises:
+        EnvironmentFailed: the masks do not fit the actions.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], infos: dict[str, Any]) -> None:

@@ -15,7 +15,11 @@ from juggler.runtime.wire.trees import Tree
 
 
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """Return a vector's autoreset mode."""
+    """Return a vector's autoreset mode.
+
+    Raises:
+        ValueError: its metadata has no mode.
+    """
     try:
         return AutoresetMode(env.metadata.get("autoreset_mode"))
     except ValueError:

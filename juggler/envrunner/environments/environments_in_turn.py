@@ -211,7 +211,11 @@ class BadResult(ValueError):
 
 
 def put_reward(rewards: NDArray[np.float64], row: int, reward: Any) -> None:
-    """Convert a row's reward into `rewards` [N]."""
+    """Convert a row's reward into `rewards` [N].
+
+    Raises:
+        BadResult: it is no number.
+    """
     try:
         if reward is None or isinstance(reward, str | bytes):  # NumPy would convert it
             raise TypeError(f"{reward!r} is not a float")
@@ -221,7 +225,11 @@ def put_reward(rewards: NDArray[np.float64], row: int, reward: Any) -> None:
 
 
 def require_fit(space: gymnasium.Space[Any], observation: Any) -> None:
-    """Check a last observation, which is not batched with others."""
+    """Check a last observation, which is not batched with others.
+
+    Raises:
+        BadResult: it does not fit its space.
+    """
     if why := misfit(space, observation):
         raise BadResult(f"at the end of a truncated episode, {why}")
 
@@ -236,7 +244,11 @@ def mask_in(info: Mapping[str, Any]) -> dict[str, Any]:
 def add_mask(
     env: VectorEnv[Any, Any, Any], infos: dict[str, Any], info: Mapping[str, Any], row: int
 ) -> dict[str, Any]:
-    """Add the action mask of an info, if it has one."""
+    """Add the action mask of an info, if it has one.
+
+    Raises:
+        BadResult: the masks of other environments have another shape or type.
+    """
     part, others = mask_in(info), infos.get(ACTION_MASK)
     try:
         if part and isinstance(others, np.ndarray) and others.dtype != object:
@@ -266,7 +278,11 @@ def add_final(
     info: Mapping[str, Any],
     row: int,
 ) -> dict[str, Any]:
-    """Add the last observation and info before a SAME_STEP reset."""
+    """Add the last observation and info before a SAME_STEP reset.
+
+    Raises:
+        BadResult: the last masks of other environments have another shape or type.
+    """
     # Copies, because the reset may write into the same memory.
     infos = env._add_info(infos, {"final_obs": deepcopy(observation), "final_info": {}}, row)
     final = add_mask(env, infos["final_info"], deepcopy(mask_in(info)), row)

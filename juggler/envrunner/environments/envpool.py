@@ -88,7 +88,12 @@ class EnvPoolVector(VectorWrapper):
 
 
 def make_envpool_vector(config: EnvRunnerConfig) -> EnvPoolVector:
-    """Make the environments of a configuration whose `env` is envpool:…"""
+    """Make the environments of a configuration whose `env` is envpool:…
+
+    Raises:
+        EnvironmentFailed: EnvPool cannot make them.
+        ValueError: EnvPool is not installed or has no such environment, or an option is invalid.
+    """
     check_extra(config.env)
     if config.vectorize not in ("auto", "native"):
         raise ValueError(
@@ -215,7 +220,12 @@ class EnvPoolGame(MultiAgentVectorEnv):
 def make_envpool_rows(
     config: EnvRunnerConfig, num_envs: int, critics_see: Collection[str]
 ) -> EnvPoolRows:
-    """Make the environments of a configuration whose `env_kwargs` have EnvPool's batch_size."""
+    """Make the environments of a configuration whose `env_kwargs` have EnvPool's batch_size.
+
+    Raises:
+        ValueError: an option is one that Juggler sets, or does not suit.
+        EnvironmentFailed: EnvPool cannot make them.
+    """
     check_extra(config.env)
     name, options = config.env.removeprefix(SCHEME), dict(config.env_kwargs)
     ready = options.pop(AT_OWN_PACE)
@@ -248,6 +258,10 @@ class EnvPoolRows:
     Args:
         num_envs: N.
         ready: M.
+
+    Raises:
+        ValueError: EnvPool has no such environment.
+        EnvironmentFailed: it cannot make them.
     """
 
     agents: tuple[str, ...] = (_AGENT,)
@@ -349,7 +363,12 @@ class EnvPoolRows:
 
 
 def number_of_agents(name: str) -> int:
-    """Return how many agents an environment of EnvPool has."""
+    """Return how many agents an environment of EnvPool has.
+
+    Raises:
+        ValueError: EnvPool has no such environment.
+        EnvironmentFailed: it cannot load it.
+    """
     envpool = _envpool_with(name)
     with failures_of(SCHEME + name, "constructor"):
         return int(envpool.make_spec(name).config.max_num_players)

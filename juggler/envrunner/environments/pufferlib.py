@@ -75,6 +75,10 @@ def find_native(name: str) -> Callable[..., Any]:
 
     Args:
         name: "pufferlib:NAME", such as "pufferlib:breakout".
+
+    Raises:
+        ValueError: PufferLib is not installed, or has no such environment.
+        EnvironmentFailed: it cannot load it.
     """
     try:
         ocean = importlib.import_module("pufferlib.ocean.environment")

@@ -33,7 +33,11 @@ def extra_for(env: str) -> str | None:
 
 
 def check_extra(env: str) -> None:
-    """Import the package that makes an environment."""
+    """Import the package that makes an environment.
+
+    Raises:
+        ValueError: the environment's extra is not installed.
+    """
     if (extra := extra_for(env)) is None:
         return
     try:
@@ -44,7 +48,11 @@ def check_extra(env: str) -> None:
 
 
 def check_extra_there(env: str) -> None:
-    """Find the packages that an environment needs, without importing them."""
+    """Find the packages that an environment needs, without importing them.
+
+    Raises:
+        ValueError: the environment's extra is not installed.
+    """
     extra = extra_for(env) or ""
     for package in _IMPORTED.get(extra, ()):
         if importlib.util.find_spec(package) is None:

@@ -48,6 +48,9 @@ def record_videos(
 
     Returns:
         A factory that makes environments 0, 1, … in this order.
+
+    Raises:
+        ValueError: the environment cannot render images, or a package is missing.
     """
     _check_package()
     _draw_without_screen()

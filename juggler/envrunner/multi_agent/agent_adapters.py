@@ -28,6 +28,10 @@ def find_tuple_game(name: str) -> Callable[..., TupleAgents]:
     Args:
         name: "tuples:" and the name of a Gymnasium environment, such as
             "tuples:lbforaging:Foraging-8x8-2p-1f-v3".
+
+    Raises:
+        ValueError: there is no such environment, or its package is not installed.
+        EnvironmentFailed: importing its module failed.
     """
     source = find_environment(name.removeprefix(TUPLES))
     if isinstance(source, EnvSpec):
@@ -204,6 +208,9 @@ class PaddedAgents:
     Arrays of observations get zeros at their ends. If agents have different numbers of actions, the
     key "action_mask" of their observations allows each its own. Numbers at the ends of a longer
     action are dropped.
+
+    Raises:
+        ValueError: the spaces cannot be padded.
     """
 
     def __init__(self, envs: MultiAgentEnvs) -> None:

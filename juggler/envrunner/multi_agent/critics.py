@@ -179,6 +179,9 @@ class States:
 
     Args:
         space: of a state; None: numbers like those of `first`, without bounds.
+
+    Raises:
+        UnsupportedSpace: the space has no encoding.
     """
 
     def __init__(self, space: Space[Any] | None, first: Any) -> None:
@@ -190,12 +193,20 @@ class States:
         self._leaves = space_leaves(space)
 
     def batch(self, states: Sequence[Any]) -> Tree:
-        """Stack B states: a new tree [B, ...]."""
+        """Stack B states: a new tree [B, ...].
+
+        Raises:
+            Misfit: a state does not fit the space.
+        """
         return stacked(self.space, self._leaves, states, "state")
 
 
 class AllObservations:
-    """The observations of all agents of environments as batches, without action masks."""
+    """The observations of all agents of environments as batches, without action masks.
+
+    Raises:
+        UnsupportedSpace: a space has no encoding.
+    """
 
     def __init__(self, groups: Sequence[AgentGroup]) -> None:
         self._groups = [
@@ -207,7 +218,11 @@ class AllObservations:
         self.space: Space[Any] = joint[0] if len(joint) == 1 else spaces.Tuple(joint)
 
     def batch(self, seen: Sequence[Mapping[str, Any]]) -> Tree:
-        """Stack the observations by agent of B environments; missing ones are zeros."""
+        """Stack the observations by agent of B environments; missing ones are zeros.
+
+        Raises:
+            Misfit: an observation does not fit its space.
+        """
         parts = [
             self._of_group(group, observations, seen)
             for group, observations in zip(self._groups, self._observations, strict=True)

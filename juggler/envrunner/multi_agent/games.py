@@ -110,7 +110,11 @@ class Game(ABC):
         self._group_of: Sequence[int] = ()
 
     def spaces_of(self, agent: Hashable) -> tuple[Space[Any], Space[Any]]:
-        """Return the observation space and the action space of an agent."""
+        """Return the observation space and the action space of an agent.
+
+        Raises:
+            BrokenRule: one of them changes with each call, or is not a space.
+        """
         for name in ("observation_space", "action_space"):
             space, again = getattr(self.env, name)(agent), getattr(self.env, name)(agent)
             if not isinstance(space, Space):

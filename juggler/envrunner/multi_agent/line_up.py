@@ -173,7 +173,11 @@ class DrawnLineUps(LineUps):
         return LineUp(slots.ravel(), np.array(players, np.str_))
 
     def draw(self, generator: np.random.Generator) -> list[str]:
-        """Draw one line-up -> the module of each agent, in their order."""
+        """Draw one line-up -> the module of each agent, in their order.
+
+        Raises:
+            LineUpError: `who_plays` failed, or named a module that cannot play an agent.
+        """
         try:
             drawn = self._who_plays(self._agents, generator)
         except Exception as error:
@@ -215,6 +219,9 @@ def line_ups_of(
     Args:
         mapping: name of a function; "": line-ups are drawn uniformly.
         own: functions of a script, by name.
+
+    Raises:
+        ValueError: the function cannot be imported.
     """
     if mapping:
         who_plays = (own or {}).get(mapping) or found(mapping, "mapping")

@@ -172,7 +172,12 @@ def _made(
 def find_games(
     config: EnvRunnerConfig, env_factory: MultiAgentFactory | None
 ) -> tuple[MultiAgentFactory, str]:
-    """Find the factory of the environments, and their name."""
+    """Find the factory of the environments, and their name.
+
+    Raises:
+        ValueError: there is no such environment, or it has one agent.
+        EnvironmentFailed: importing its module failed.
+    """
     scheme = next(filter(config.env.startswith, FINDERS), "")
     if env_factory is None and scheme:
         return FINDERS[scheme](config.env), config.env.removeprefix(scheme)

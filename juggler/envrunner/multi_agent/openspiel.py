@@ -139,7 +139,11 @@ class OpenSpielGame:
         return seen, self._cumulative_rewards[agent], *ends, self.infos[agent]
 
     def step(self, action: int | None) -> None:
-        """Make the selected agent's move; None after the end of the game."""
+        """Make the selected agent's move; None after the end of the game.
+
+        Raises:
+            ValueError: the move is not legal, or the game has ended.
+        """
         agent = self.agent_selection
         if self.terminations[agent]:
             if action is not None:

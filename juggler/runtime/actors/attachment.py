@@ -219,7 +219,11 @@ class Contact:
 
 
 class WorkerStream(Protocol):
-    """The worker's end of its stream."""
+    """The worker's end of its stream.
+
+    Raises:
+        EndpointError: nothing answers at the driver's address.
+    """
 
     def wake(self) -> None:
         """Check for messages to send; any thread may call it."""
