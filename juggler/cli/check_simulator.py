@@ -14,7 +14,7 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from juggler.cli.arguments import Flag, command
-from juggler.cli.doctor import Finding, judged, print_finding, status_of
+from juggler.cli.findings import Finding, judged, print_finding, status_of
 from juggler.driver.config import ConfigError
 from juggler.driver.signals import as_exception, signals_become
 from juggler.envrunner.config import ADDRESS, check_points, words_of

@@ -17,48 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import tyro
 
 from juggler.cli.arguments import Flag, command
+from juggler.cli.findings import Finding, judged, print_finding, status_of
 from juggler.driver.reporting.wording import quantity
 from juggler.runtime.actors.resources import usable_cores, usable_memory
 from juggler.runtime.install_commands import installing
-
-State = Literal["ok", "absent", "warning", "problem"]
-_COLOURS = {"ok": "32", "absent": "2", "warning": "33", "problem": "31"}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A line of a report."""
-
-    name: str  # what was checked
-    state: State  # "absent": optional, no fault
-    said: str  # the finding
-    advice: str = ""  # what to do, or ""
-
-
-def judged(name: str, is_good: bool, said: str, advice: str, state: State = "warning") -> Finding:
-    """Make a finding; the advice counts only if it is not good."""
-    return Finding(name, "ok", said) if is_good else Finding(name, state, said, advice)
-
-
-def status_of(found: Sequence[Finding]) -> int:
-    """Return the exit status for these findings."""
-    return 1 if any(each.state == "problem" for each in found) else 0
-
-
-def print_finding(found: Finding) -> None:
-    """Print a finding and its advice."""
-    mark = f"{'-' if found.state == 'absent' else found.state:<8}"
-    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
-        mark = f"\x1b[{_COLOURS[found.state]}m{mark}\x1b[0m"
-    print(f"{mark} {found.name:<16} {found.said}", flush=True)
-    if found.advice:
-        print(f"{'':<25} → {found.advice}")
-
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _TORCH_SECONDS = 120.0

@@ -18,7 +18,7 @@ from support.processes import eventually
 
 from juggler.cli import check_simulator
 from juggler.cli.check_simulator import Arguments, check
-from juggler.cli.doctor import Finding
+from juggler.cli.findings import Finding
 from juggler.client import GatewayError, box, connect, connect_agents, discrete
 from juggler.driver.config import ConfigError
 from juggler.runtime.wire.v1 import simulator_pb2 as pb

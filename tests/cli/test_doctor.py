@@ -13,7 +13,7 @@ import torch
 from support.place import status_of
 
 from juggler.cli import doctor as checks
-from juggler.cli.doctor import Finding
+from juggler.cli.findings import Finding
 from juggler.runtime.actors import resources, temporary
 
 

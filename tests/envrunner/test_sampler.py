@@ -190,7 +190,7 @@ def second_shows(last: Any) -> NDArray[Any]:
 @pytest.mark.parametrize(
     ("finals", "words"),
     [
-        (second_shows(np.zeros(1)), r"is float64 of shape \[1\], where"),
+        (second_shows(np.zeros(1)), r"is float64 of shape \[1\], but"),
         (second_shows(np.full(3, 2j)), r"is complex128 of shape \[3\]"),
         (second_shows([1, 2]), r"is int64 of shape \[2\]"),
         (np.zeros((2, 1), np.float32), r"is float32 of shape \[1\]"),

@@ -164,6 +164,10 @@ class Spec:
             return numbers.reshape(self.shape)
         return np.full(self.shape, numbers[0], self.dtype)
 
+    def encode(self, tensor: pb.Tensor, array: NDArray[Any]) -> None:
+        """Write an array [*shape] of the dtype into a new message."""
+        _write(tensor, self.field, array)
+
     def _is_meant_by(self, given: tuple[int, ...]) -> bool:
         """Return whether a shape with one open dimension fits the spec."""
         return (
@@ -401,7 +405,7 @@ class WorldInterface:
             action = np.asarray(actions[path][row], spec.dtype)  # [*spec.shape]
             if spec.dtype.kind == "f" and (spec.low is not None or spec.high is not None):
                 action = np.clip(action, spec.low, spec.high)
-            _write(step.actions[spec.uid], spec.field, action)
+            spec.encode(step.actions[spec.uid], action)
 
     def read_reply(self, step: pb.StepResponse, row: int, into: Mapping[Path, Any]) -> list[float]:
         """Copy a reply's observations into row `row` of arrays [N, ...].

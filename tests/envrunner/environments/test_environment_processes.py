@@ -203,7 +203,7 @@ def test_the_last_observation_of_a_truncated_episode_must_fit_its_space() -> Non
     make = functools.partial(Pixels, np.full((2, 3), 0.7), script=script)
     env = processes_of(make)
     env.reset(seed=[1])
-    expected = r"environment 0 \(toy\) failed in step: with the end of .* is float64"
+    expected = r"environment 0 \(toy\) failed in step: at the end of .* is float64"
     with pytest.raises(EnvironmentFailed, match=expected):
         env.step(np.zeros(1, int))
     env.close()
@@ -338,7 +338,7 @@ def test_a_wrong_step_is_told_with_the_environment_also_while_another_one_takes_
 def test_actions_of_another_shape_or_kind_are_errors() -> None:
     env = EnvironmentProcesses([Telling, Telling], MODES[0], 30, "toy")
     env.reset(seed=[1, 2])
-    with pytest.raises(ValueError, match=r"actions of shape \(1,\), where"):
+    with pytest.raises(ValueError, match=r"actions of shape \(1,\), but"):
         env.step(np.array([2]))
     with pytest.raises(TypeError, match="Cannot cast"):
         env.step(np.array([2.7, 3.9]))

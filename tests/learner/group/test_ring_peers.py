@@ -311,7 +311,7 @@ def test_a_stream_of_a_group_that_nobody_forms_is_ended(
     with members(1, tls) as (one,):
         addresses = [one.access.address] * 2
         peers = RingPeers(one.access, "default/9", 0, addresses, never)
-        with pytest.raises(PeerLost, match=r"does not form this group|nothing came"):
+        with pytest.raises(PeerLost, match=r"does not form this group|nothing arrived"):
             peers.sum(torch.ones(2))
         peers.close()
         assert not one.access.server._inboxes
