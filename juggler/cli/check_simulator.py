@@ -126,7 +126,9 @@ def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
         raise work.failure
     found = [*work.findings()]
     if status and not work.was_cut:
-        text = f"it ended by itself: {how_it_ended(status)}"
+        # Of a forkserver's processes, some codes mean more.
+        how = how_it_ended(status) if status < 0 else f"exit code {status}"
+        text = f"it ended by itself: {how}"
         found.append(Finding("command", "problem", text))
     elif not ended:
         text = f"it ran for {_END_SECONDS:.0f} s after the check, and was killed"

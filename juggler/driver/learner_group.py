@@ -5,16 +5,16 @@ from __future__ import annotations
 import atexit
 import itertools
 import json
+import logging
 import secrets
 import threading
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, Self, TypeVar, Unpack, cast, overload
 
@@ -126,6 +126,18 @@ class UpdateHandle(dict[str, Future[ModuleUpdate]]):
         return results
 
 
+#: The thread of callbacks.
+_CALLBACKS = ThreadPoolExecutor(1, "callbacks")
+
+
+def _call(fn: Callable[[Future[Any]], object], done: Future[Any]) -> None:
+    """Call a callback, and log its exception."""
+    try:
+        fn(done)
+    except Exception:
+        logging.getLogger(__name__).exception("a callback of a learner group failed")
+
+
 class Request(Future[Any]):
     """Result of commands that a process carries out in order.
 
@@ -141,10 +153,13 @@ class Request(Future[Any]):
         self.rebuilds = False
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Have a function called, in its own thread, once this is done."""
+        """Have a function called once this is done, in the thread of callbacks.
+
+        The thread calls one after another, in order. The program ends after the last one.
+        """
         # A reply resolves this in the hub's thread, under the group's lock. There, a call of the
         # group would wait forever for the next reply.
-        super().add_done_callback(lambda done: Thread(target=fn, args=(done,), daemon=True).start())
+        super().add_done_callback(lambda done: _CALLBACKS.submit(_call, fn, done))
 
     def answer(self, reply: attach_pb2.Reply) -> None:
         """Take a reply."""

@@ -61,7 +61,8 @@ class StatusReader:
         """Describe what the run is doing, also while it writes no metrics."""
         parts = self.parts
         ending = parts.end.reached
-        # An asynchronous run trains while a candidate is played.
+        # An asynchronous run trains while a candidate is played. `under_way` may give one up, as
+        # each look at it may.
         if (ending or parts.config.driver.synchronous) and parts.confirmation.under_way:
             return "confirming that the run is solved"
         if ending and parts.snapshots.under_way:

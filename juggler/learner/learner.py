@@ -88,7 +88,7 @@ class Learner:
         updates_in_flight: int = 2,
     ) -> None:
         if isinstance(core, type) or not hasattr(core, "data_source"):
-            found = core if isinstance(core, type) else type(core)
+            found = (core if isinstance(core, type) else type(core)).__name__
             raise TypeError(f"give a core, such as Impala(make_module, config), not {found}")
         self._in_flight = UpdatesInFlight(updates_in_flight)
         self.core = core

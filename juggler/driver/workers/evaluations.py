@@ -148,7 +148,7 @@ class PeriodicEvaluations:
         self._checkpointing, self._snapshots = parts.checkpointing, parts.snapshots
         self._wanted = False
         self._wait_was_reported = False  # a waiting evaluation was reported
-        self._no_episode_was_reported = False  # a gateway without episodes was reported
+        self._reported: set[str] = set()  # reasons of gateways that played no episode
         self._playing: _Playing | None = None
 
     @property
@@ -203,8 +203,8 @@ class PeriodicEvaluations:
         if playing is None or playing.waits_for.get(worker) != command:
             return False
         del playing.waits_for[worker]
-        if not done.episode_returns and not self._no_episode_was_reported:
-            self._no_episode_was_reported = True
+        if not done.episode_returns and done.why_fewer not in self._reported:
+            self._reported.add(done.why_fewer)
             text = f"{worker.worker_id} has played no episode of an evaluation: {done.why_fewer}"
             self._progress.message(text, "warning")
         playing.add(command, done)

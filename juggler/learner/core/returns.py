@@ -1,4 +1,4 @@
-"""Returns: V-trace and GAE as linear recurrences, and n-step transitions.
+"""Estimates of returns: V-trace, GAE and n-step transitions.
 
 All read rows of T steps that may hold several episodes, and treat their ends the same:
 

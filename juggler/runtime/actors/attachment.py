@@ -219,11 +219,7 @@ class Contact:
 
 
 class WorkerStream(Protocol):
-    """The worker's end of its stream.
-
-    Raises:
-        EndpointError: nothing answers at the driver's address.
-    """
+    """The worker's end of its stream."""
 
     def wake(self) -> None:
         """Check for messages to send; any thread may call it."""
@@ -233,7 +229,8 @@ class WorkerStream(Protocol):
 
 
 #: Opens a stream, given a source of messages to send, and callbacks for received messages and for
-#: the end of the stream. These are called in the stream's own threads.
+#: the end of the stream. These are called in the stream's own threads. Raises EndpointError if
+#: nothing answers at the driver's address.
 Connect = Callable[
     [Callable[[], bytes | None], Callable[[bytes], None], Callable[[CallEnd], None]], WorkerStream
 ]

@@ -156,13 +156,13 @@ def check(value: object, spec: Any, what: str, sizes: Sizes | None = None, path:
             check(value, _with_key(each) if nested else each, what, sizes, path)
     elif isinstance(spec, AnyOf):
         # All keys that are present must match, even if one of them would do.
-        there = _map(value, where, one_of(map(repr, spec.specs)))
+        there = _map(value, where, lambda: one_of(map(repr, spec.specs)))
         found = {key: each for key, each in spec.specs.items() if key in there}
         if not found:
             raise SpecError(f"{where} must have {_either(spec.specs)}; it has {_keys(there)}")
         check(value, found, what, sizes, path)
     elif isinstance(spec, Mapping):
-        there = _map(value, where, _keys(spec))
+        there = _map(value, where, lambda: _keys(spec))
         # Named sizes are shared by the whole tree, and by input and output of a call.
         for key, each in spec.items():
             if key in there:
@@ -183,9 +183,9 @@ def _with_key(key: str | Path) -> Spec:
     return spec
 
 
-def _map(value: object, where: str, wanted: str) -> Mapping[str, Any]:
+def _map(value: object, where: str, wanted: Callable[[], str]) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise SpecError(f"{where} must be a map with {wanted}, but is {_described(value)}")
+        raise SpecError(f"{where} must be a map with {wanted()}, but is {_described(value)}")
     return value
 
 

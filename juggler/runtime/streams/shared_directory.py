@@ -226,12 +226,13 @@ def _remove_abandoned(held: int) -> None:
     """Remove the sockets of this kernel's processes without a listener."""
     for each in os.scandir(held):
         if boot_id() and each.name.startswith(_of_this_kernel()):
-            # Otherwise its queue is full, it is another user's, or not a socket.
-            with suppress(OSError):
-                try:
-                    dial(f"/proc/self/fd/{held}/{each.name}", None).close()
-                except ConnectionRefusedError:
+            try:
+                dial(f"/proc/self/fd/{held}/{each.name}", None).close()
+            except ConnectionRefusedError:
+                with suppress(FileNotFoundError):
                     os.unlink(each.name, dir_fd=held)
+            except OSError:  # its queue is full, it is another user's, or not a socket
+                pass
 
 
 def _of_this_kernel() -> str:
