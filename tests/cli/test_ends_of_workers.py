@@ -260,7 +260,7 @@ def run(arguments):
     return 0
 
 sys.modules["probe"] = types.SimpleNamespace(run=run)
-cli.COMMANDS["new"] = ("probe", "")
+cli.COMMANDS["new"] = ("probe:run", "")
 cli.command_line()
 """
 
@@ -291,7 +291,7 @@ def run(arguments):
     time.sleep(600)
 
 sys.modules["probe"] = types.SimpleNamespace(run=run)
-cli.COMMANDS["new"] = ("probe", "")
+cli.COMMANDS["new"] = ("probe:run", "")
 cli.command_line()
 """
     command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", program, "new"]
