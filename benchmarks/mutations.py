@@ -26,6 +26,8 @@ RESULTS = ROOT / "benchmarks" / "mutations.jsonl"
 ROOMS = {
     "driver/core/": "tests/driver/core tests/driver/workers",
     "driver/league/": "tests/driver/league",
+    "driver/learner_group": "tests/driver/learner_group",
+    "driver/periodic_work": "tests/driver/workers",
     "driver/": "tests/driver",
     "runtime/actors/": "tests/runtime/actors tests/runtime/test_histories.py",
     "runtime/streams/": "tests/runtime/streams",
@@ -52,9 +54,10 @@ class Fault:
     what: str
 
 
-LEDGER, MODULE, RUNNERS = (
-    f"driver/core/{name}.py" for name in ("ledger", "module_core", "runners")
+LEDGER, MODULE, RUNNERS, MEMBERS = (
+    f"driver/core/{name}.py" for name in ("ledger", "module_core", "runners", "group")
 )
+SHARDS, PERIODIC = "driver/learner_group.py", "driver/periodic_work.py"
 ROOM = "driver/core/staleness.py"
 HUB, WORKER = "runtime/actors/hub.py", "runtime/actors/worker.py"
 SUPERVISOR, MAILBOX = "runtime/actors/supervisor.py", "runtime/actors/hub.py"
@@ -81,6 +84,10 @@ FAULTS = [
     Fault(MODULE, "self._unanswered[batch.batch_id] = batch", "pass", "an unanswered update is not settled"),
     Fault(MODULE, "self._state.between_turns = self.settings.synchronous", "self._state.between_turns = False", "synchronous runs begin the next turn at once"),
     Fault(MODULE, "if self._group.members and not self._group.joiners and not self.between_turns:", "if self._group.members and not self.between_turns:", "updates go on while learners wait to join"),
+    Fault(MODULE, "        self.ledger.settle(share, answers.values())\n        self.weights_version = max(self.weights_version, event.version)", "        self.ledger.settle(share, answers.values())", "an update that was not reported leaves the weights at their version"),
+    Fault(MEMBERS, "if not each.open_steps] if self._have_met else []", "if not each.open_steps]", "the last weights leave with their learner"),
+    Fault(MEMBERS, "self._have_met = self._have_met or generation == self.generation", "self._have_met = True", "another group that meets counts as this one"),
+    Fault(MEMBERS, "return self._form() if self.members and generation == self.generation else None", "return self._form() if self.members else None", "a group is renewed twice"),
     Fault(RUNNERS, "len(runner.rounds) < self._most_rounds", "len(runner.rounds) <= self._most_rounds", "one round too many"),
     Fault(RUNNERS, "runner.rounds[number] -= 1", "runner.rounds[number] -= 2", "a round ends too early"),
     Fault(RUNNERS, "runner is not None and runner.worker == worker", "runner is not None", "an earlier process is taken for the present one"),
@@ -105,6 +112,8 @@ FAULTS = [
     Fault(SUPERVISOR, "self.failures >= self.policy.quarantine_after", "self.failures > self.policy.quarantine_after", "one life too many"),
     Fault(SUPERVISOR, "if self.has_run_long_enough(now) or (exitcode in _KILLED and self.uses):", "if self.has_run_long_enough(now):", "a killed worker counts as failed"),
     Fault(WORKER, "                if stop.failure:\n                    raise FailedOnRequest(stop.failure)\n", "", "a failure that the driver names is not raised"),
+    Fault(SHARDS, "if reply.last and not self.done():", "if not self.done():", "the first of several replies ends a request"),
+    Fault(PERIODIC, "                    for text in self.standstill.silent_runners():\n                        parts.progress.message(text, \"warning\")\n", "", "an EnvRunner that brings nothing is never named"),
     # Weights and batches on their way.
     Fault(WEIGHTS, "weights.version > self._newest.version", "True", "readers go back to older weights"),
     Fault(WEIGHTS, "                self._newest = weights\n                self._condition.notify_all()", "                self._newest = weights", "no reader is woken by new weights"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import grpc
 import numpy as np
 import pytest
 from support.gateway_world import RawSimulator, hello, steps_of
+from support.place import status_of
 from support.processes import eventually
 
 from juggler.cli import check_simulator
@@ -22,6 +25,8 @@ from juggler.cli.findings import Finding
 from juggler.client import GatewayError, box, connect, connect_agents, discrete
 from juggler.driver.config import ConfigError
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
+
+ROOT = Path(__file__).parents[2]
 
 
 def checked(simulate: Callable[[str], Any], **options: Any) -> dict[str, Finding]:
@@ -332,3 +337,17 @@ def test_a_command_that_never_dials_is_killed(monkeypatch: pytest.MonkeyPatch) -
     assert (steps.state, ended.state) == ("problem", "warning")
     assert "no simulator connected" in steps.said
     assert "was killed" in ended.said
+
+
+@pytest.mark.slow
+def test_a_template_in_javascript_is_started_and_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUGGLER_PROTOS", str(ROOT / "proto"))
+    here = shutil.copytree(ROOT / "examples" / "simulators" / "node", tmp_path / "node")
+    subprocess.run(["npm", "install"], cwd=here, check=True, capture_output=True)
+    command = f"node {here / 'simulator.js'} {{address}}"
+    assert status_of("check-simulator", command, "--steps", "500") == 0
+    said = capsys.readouterr().out
+    assert "observes Box(-inf, inf, (2,), float32), acts in Discrete(2)" in said
+    assert "no rule was broken" in said

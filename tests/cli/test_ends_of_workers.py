@@ -12,6 +12,7 @@ import types
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -21,6 +22,7 @@ from support.changes import SkippedTime
 from juggler import cli
 from juggler.cli import main, worker
 from juggler.cli.arguments import PREDECESSOR, WorkerArguments
+from juggler.envrunner import envrunner_worker
 from juggler.runtime.actors import worker as actors_worker
 from juggler.runtime.actors.attachment import AttachError, Attachment, Contact
 from juggler.runtime.actors.hub import Hub, HubSettings, Mailbox, WorkerJoined
@@ -258,7 +260,7 @@ def run(arguments):
     return 0
 
 sys.modules["probe"] = types.SimpleNamespace(run=run)
-cli.COMMANDS["new"] = ("probe", "")
+cli.COMMANDS["new"] = ("probe:run", "")
 cli.command_line()
 """
 
@@ -275,6 +277,33 @@ def test_a_command_needs_no_streams_and_neither_its_parents_signals(tmp_path: Pa
     command = [sys.executable, "-c", SURROUNDINGS_PROGRAM, "new", str(found)]
     assert subprocess.Popen(command, preexec_fn=_spoil).wait(50) == 0
     assert found.read_text() == repr([set(), 1, *["/dev/null"] * 3])
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.getuid() != 0, reason="making a namespace takes root")
+def test_a_first_process_of_a_container_is_terminated_before_its_command_listens() -> None:
+    program = """
+import sys, time, types
+from juggler import cli
+
+def run(arguments):
+    print("here", flush=True)
+    time.sleep(600)
+
+sys.modules["probe"] = types.SimpleNamespace(run=run)
+cli.COMMANDS["new"] = ("probe:run", "")
+cli.command_line()
+"""
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", program, "new"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as namespace:
+        assert namespace.stdout is not None
+        assert namespace.stdout.readline() == "here\n"
+        (first,) = psutil.Process(namespace.pid).children()
+        first.terminate()
+        try:
+            assert namespace.wait(10) == 128 + signal.SIGTERM
+        finally:
+            namespace.kill()
 
 
 @pytest.mark.long
@@ -372,3 +401,12 @@ def test_a_worker_whose_driver_is_gone_begins_again_at_the_next_as_who_it_was(
     assert (waits.predecessor, waits.timeout) == ("the first life", waits.reattach_seconds)
     assert PREDECESSOR not in os.environ
     assert WorkerArguments(driver="127.0.0.1:9").contact("learner").timeout < waits.timeout
+
+
+def test_an_evaluator_dials_in_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs: list[Any] = []
+    monkeypatch.setattr(envrunner_worker, "main", programs.append)
+    monkeypatch.setattr(worker, "work", lambda contact, main: main())
+    worker.run(["evaluator", "--driver", "127.0.0.1:9"])
+    (program,) = programs
+    assert (program.role, program.contact.address) == ("evaluator", "127.0.0.1:9")

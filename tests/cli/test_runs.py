@@ -32,6 +32,7 @@ from juggler.driver.league.results import Payoffs
 from juggler.driver.league.roster import Player
 from juggler.driver.monitoring import plain_status
 from juggler.driver.play_checkpoint import PlayedMatches, _Seats
+from juggler.driver.reporting.run_directory import RunDirectoryError
 from juggler.driver.watching.page_server import PageApplication, _id_of
 from juggler.policies.matches import PlayedMatch
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, write
@@ -485,6 +486,18 @@ def test_a_run_without_metrics_is_an_error(tmp_path: Path, lines: list[str], rea
     assert not (run / "plot.png").exists()
 
 
+def test_a_path_that_is_no_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PlotError, match=r"has no metrics\.jsonl"):
+        plot([tmp_path])
+    with pytest.raises(PlotError, match="is not a directory"):
+        plot([tmp_path / "nowhere"])
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(RunDirectoryError, match="cannot read"):
+        plot([tmp_path])
+    with pytest.raises(PlotError, match="at least one"):
+        plot([])
+
+
 def _by_name(key: str, step: int, **means: float) -> dict[str, Any]:
     return {
         key: {
@@ -517,11 +530,12 @@ def _curves(figure: Any) -> dict[str, list[float]]:
     }
 
 
+def _modules(step: int) -> Any:
+    return _by_name("by_module", step, hunter=1.0, prey=-0.5)["by_module"]
+
+
 def test_a_run_of_several_modules_has_a_curve_for_each(tmp_path: Path) -> None:
-    modules = {"hunter": 1.0, "prey": -0.5}
-    run = _of_two(
-        tmp_path / "run", by_module=lambda step: _by_name("each", step, **modules)["each"]
-    )
+    run = _of_two(tmp_path / "run", by_module=_modules)
     drawn = _curves(_figure([read_run(run, "run")], "auto"))
     assert drawn == {"hunter": [0, 1, 2, 3, 4], "prey": [0, -0.5, -1, -1.5, -2]}
     by_agent = _curves(_figure([read_run(run, "run")], "agent"))
@@ -529,6 +543,15 @@ def test_a_run_of_several_modules_has_a_curve_for_each(tmp_path: Path) -> None:
     figure = _figure([read_run(run, "run")])
     assert not figure.legends
     assert len(figure.get_axes()[1].get_lines()) == 1, "there is one throughput"
+
+
+def test_several_runs_have_a_curve_for_each_module_where_that_is_asked(tmp_path: Path) -> None:
+    runs = [_of_two(tmp_path / name, by_module=_modules) for name in ("one", "two")]
+    read = [read_run(path, path.name) for path in runs]
+    drawn = _curves(_figure(read, "module"))
+    assert list(drawn) == ["one: hunter", "one: prey", "two: hunter", "two: prey"]
+    assert plot(runs, tmp_path / "both.png", by="module").is_file()
+    assert list(_curves(_figure(read))) == ["one", "two"]
 
 
 def _of_losses(path: Path, *modules: str) -> Path:

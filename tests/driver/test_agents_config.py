@@ -367,6 +367,20 @@ def test_infos_without_an_agent_are_a_warning_that_is_given_once() -> None:
     ]
 
 
+@pytest.mark.usefixtures("local_workers")
+def test_a_reward_that_is_not_finite_is_told_with_its_agent() -> None:
+    said = r"agent 'runner_0' in environment 0 .* rewards are nan in step 2 after its first reset"
+    with pytest.raises(PreflightError, match=said):
+        rehearse(_config(env="support.small_games:UnpaidTag"))
+
+
+@pytest.mark.usefixtures("local_workers")
+def test_an_observation_outside_of_its_space_is_told_with_its_agent() -> None:
+    said = r"agent 'runner_0' in environment 0 .* failed in step: its observation holds 9, .*\(4\)"
+    with pytest.raises(PreflightError, match=said):
+        rehearse(_config(env="support.small_games:MiscountingTag"))
+
+
 OWN = "support.own_algorithms"
 
 

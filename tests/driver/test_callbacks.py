@@ -111,6 +111,20 @@ def test_an_update_whose_answer_never_came_is_told_when_its_learner_is_back(tmp_
     assert [each for each in events.told if each[0] == "update"] == [("update", "default", 1, {})]
 
 
+def test_metrics_are_flat(tmp_path: Path) -> None:
+    events = Events()
+    world = world_with(tmp_path, events)
+    parts = world.parts
+    parts.metrics.updated("learner-0", "default", {"default": {"lr": float("nan"), "kl": 0.5}})
+    parts.callbacks.metrics(metrics_line(parts))
+    assert parts.callbacks.run.metrics["modules/default/kl"] == 0.5
+    parts.callbacks.deliver()
+    ((_, metrics),) = events.told
+    assert metrics["episode_return_mean"] is None
+    assert metrics["modules/default/lr"] is None, "as in metrics.jsonl"
+    assert metrics["env_steps_trained"] == parts.callbacks.run.env_steps_trained == 0
+
+
 def test_a_number_of_a_callback_is_in_every_line_from_the_next_one_on(tmp_path: Path) -> None:
     world = world_with(tmp_path, Events())
     parts, run = world.parts, world.parts.callbacks.run

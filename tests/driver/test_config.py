@@ -232,6 +232,14 @@ def test_what_only_follows_from_a_wrong_key_is_not_told() -> None:
             ["connectors has no key 'learnr'", "connectors.env_to_module", "connectors.learner"],
         ),
         (
+            {"imitation": {"demonstrations": 3, "foo": 1}},
+            ["imitation.demonstrations: expected", "imitation has no key 'foo'"],
+        ),
+        (
+            {"intrinsic": {"coeficient": 1.0, "kind": "rdn"}},
+            ["intrinsic has no key 'coeficient'", "intrinsic.kind: 'rdn' is not"],
+        ),
+        (
             {"agents": {"*": "a"}, "league": {"builder": "self_play", "foo": 1, "decay": 3}},
             ["league: league has no key 'foo'", "league: decay = 3"],
         ),

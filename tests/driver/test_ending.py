@@ -244,6 +244,20 @@ def test_a_result_prints_as_five_lines() -> None:
     assert "runs/&lt;one&gt;" in shown
 
 
+def test_a_result_tells_the_best_checkpoint() -> None:
+    best: dict[str, Any] = {
+        "checkpoint": "runs/one/best/000000007",
+        "return_mean": 480.25,
+        "return_deviation": 3.0,
+        "episodes": 10,
+    }
+    summary = {"solved": False, "wall_time": 1.0, "best": best}
+    result = juggler.Result(summary, Path("runs/one"), None)
+    assert result.best == Path("runs/one/best/000000007")
+    shown = "best       runs/one/best/000000007, with 480.2 ± 3 in 10 episodes"
+    assert str(result).splitlines()[-1] == shown
+
+
 class _Notebook:
     """The parts of IPython in a kernel that a display uses."""
 

@@ -65,12 +65,33 @@ _SPACES: dict[str, tuple[spaces.Space[Any], spaces.Space[Any]]] = {
 }
 
 
+class UnpaidTag(Tag):
+    """The runner's rewards are no numbers from the second step on."""
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        seen, rewards, *others = super().step(actions)
+        if self._steps > 1:
+            rewards["runner_0"] = float("nan")
+        return seen, rewards, *others
+
+
 class MisnamedTag(Tag):
     """Infos of a step contain a number without an agent."""
 
     def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
         *others, infos = super().step(actions)
         return *others, {**infos, "touches": 1.0}
+
+
+class MiscountingTag(Tag):
+    """All agents see their number, which the runner counts wrong."""
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(4)
+
+    def _observe(self) -> dict[str, Any]:
+        seen: dict[str, Any] = dict.fromkeys(self.agents, 3)
+        return {**seen, "runner_0": 9} if self._steps else seen
 
 
 class DesertedTag(Tag):

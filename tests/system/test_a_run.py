@@ -197,6 +197,48 @@ def test_env_runners_come_and_go_while_a_run_goes_on_and_lose_nothing(place: Pla
     assert "is not running" in place.run("scale", "run", "--env-runners", "2").output
 
 
+# A run that begins with the weights of another one, by the real command.
+
+
+#: Nothing is learned meanwhile: what a run plays is what it has begun with. Drawn from a seed, a
+#: policy gets to 22.
+KEEPS = ("--lr", 1e-9, "--stop-steps", 60_000)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that plays CartPole well."""
+    place = Place()
+    try:
+        run = place.run("train", "cartpole", "--stop-return", 400, "--run-dir", "run")
+        assert run.status == 0, run.output
+        return Path(shutil.copytree(place.path / "run", tmp_path_factory.mktemp("t") / "run"))
+    finally:
+        place.close()
+
+
+@pytest.mark.slow
+def test_several_learners_begin_with_them_and_a_run_that_is_resumed_does_not_load_again(
+    place: Place, trained: Path
+) -> None:
+    directory = place.path / "run"
+    begun = shutil.copytree(trained, place.path / "before")
+    run = place.run(
+        *("train", "cartpole", "--from", "before", "--num-learners", 2, "--run-dir", "run"), *KEEPS
+    )
+    assert run.status == 0, run.output
+    assert summary(directory)["episode_return_mean"] > 150
+    updates = summary(directory)["updates"]
+    shutil.rmtree(begun)
+    run = place.run("train", "--resume", "run", "--stop-steps", 80_000)
+    assert run.status == 0, run.output
+    assert f"resuming from update {updates}" in run.output
+    assert "beginning with" not in run.output
+    assert len(checkpoints(directory)) >= 2
+    assert_books_balance(directory)
+    place.assert_nothing_is_left()
+
+
 # A run of an earlier version of Juggler, unchanged.
 
 

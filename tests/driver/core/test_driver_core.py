@@ -31,13 +31,18 @@ from juggler.driver.core.events import (
     FormGroup,
     IssueUpdate,
     LearnerJoined,
+    LearnerLeaves,
     LearnerLeft,
     PeersMet,
+    RebuildGroup,
+    ReleaseLearner,
     Request,
     RunnerJoined,
     RunnerLeft,
+    SampleFailed,
     SampleReceived,
     StartNextTurn,
+    UnreportedUpdate,
     UpdateAborted,
     UpdateFinished,
     UpdateShare,
@@ -254,6 +259,28 @@ def test_a_report_that_makes_no_sense_is_refused_before_it_gets_to_the_core() ->
         RunnerJoined("envrunner-0", "R", {"default": 0})
 
 
+def two_updates_apart() -> tuple[OneModule, IssueUpdate]:
+    """Two learners, and an update that both have to answer."""
+    core = make(learners=2, batch_size=100, max_open_updates=1)
+    requests = join(core)
+    (update,) = [u for r in requests for u in only(IssueUpdate, step(core, receipt(r)))]
+    return core, update
+
+
+def test_a_learner_that_is_back_with_its_weights_tells_what_it_had_trained_on() -> None:
+    core, update = two_updates_apart()
+    unheard = answer(update, "learner-0", 1)
+    step(core, LearnerLeft("learner-0", "L", "cut off"))
+    step(core, LearnerLeft("learner-1", "L", "cut off"))
+    assert core.ledger.dropped["learner_lost"] == 100
+    kept = UnreportedUpdate("learner-0", unheard.version, unheard.used)
+    for _ in range(2):  # it may have told before, and been cut off again
+        step(core, kept)
+        assert (core.ledger.trained, core.ledger.dropped["learner_lost"]) == (50, 50)
+    assert core.weights_version == Version(1, 1)
+    core.ledger.check()
+
+
 def test_learners_that_begin_again_from_older_weights_say_so_when_they_meet() -> None:
     core = make()
     join(core)
@@ -265,6 +292,46 @@ def test_learners_that_begin_again_from_older_weights_say_so_when_they_meet() ->
     assert core.weights_version == (2, 5)
     step(core, PeersMet(1, 7))
     assert core.weights_version == (2, 5), "late news of an earlier group"
+
+
+def test_learners_that_lost_each_other_meet_again_under_another_generation() -> None:
+    core = make(learners=2)
+    join(core)
+    assert step(core, RebuildGroup(0)) == []
+    assert only(FormGroup, step(core, RebuildGroup(1))) == [
+        FormGroup(2, ("learner-0", "learner-1"))
+    ]
+    assert only(FormGroup, step(core, RebuildGroup(1))) == [], "that generation is over"
+
+
+# Learners that leave, since fewer are wanted.
+
+
+def leave(core: OneModule, index: int = 1) -> list[object]:
+    return list(step(core, LearnerLeaves(f"learner-{index}", "L")))
+
+
+def of(learner: int, requests: list[Request]) -> list[Request]:
+    return [each for each in requests if each.learner == f"learner-{learner}"]
+
+
+def test_the_last_learner_stays_until_another_one_has_its_weights() -> None:
+    core = make(learners=1, batch_size=50, max_open_updates=2)
+    assert leave(core, 0) == []
+    requests = join(core)
+    assert of(0, requests), "it goes on meanwhile"
+    (issued,) = only(IssueUpdate, step(core, receipt(requests[0])))
+    assert only(ReleaseLearner, step(core, answer(issued, "learner-0", 1))) == []
+    told = step(core, LearnerJoined("learner-1", "L"))
+    assert only(FormGroup, told) == [FormGroup(2, ("learner-0", "learner-1"))]
+    for batch in list(core.ledger.requested.values()):
+        if batch.learner.worker_id == "learner-0":
+            step(core, SampleFailed(batch.batch_id, *batch.runner))
+    assert core.members == ("learner-0", "learner-1"), "they have not met"
+    assert step(core, PeersMet(1, 0)) == [], "another group met"
+    told = step(core, PeersMet(2, 1))
+    assert only(ReleaseLearner, told) == [ReleaseLearner("learner-0")]
+    assert only(FormGroup, told) == [FormGroup(3, ("learner-1",))]
 
 
 @pytest.mark.parametrize("name", ["batch_size", "max_open_updates", "requests_per_runner"])

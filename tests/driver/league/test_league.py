@@ -145,6 +145,18 @@ def test_after_the_last_copies_exploiters_retire_and_mains_learn_on() -> None:
     assert {player for each in drawn for player in each.players.values()} == {"main-0", *copies}
 
 
+def test_a_league_exploiter_is_reset_as_often_as_its_probability() -> None:
+    builder = AlphaStar(mains=1, main_exploiters=0, league_exploiters=1, min_phase_steps=0)
+    builder.max_phase_steps = 1
+    league = begun(LeagueConfig(), builder)
+    resets = 0
+    for _ in range(400):
+        league.trained("league_exploiter-0", 1)
+        commands = ready(league, league.build())
+        resets += ResetPlayer("league_exploiter-0") in commands
+    assert 70 <= resets <= 130  # 100 ± 3.5 standard deviations
+
+
 def test_rllib_copies_whoever_wins_often_enough() -> None:
     config = LeagueConfig(decay=1.0)
     league = begun(config, Rllib(min_matches=20, keep_training_probability=1.0))
@@ -493,6 +505,19 @@ def test_games_are_counted_beyond_what_decayed_numbers_can_reach() -> None:
     payoffs.book("b", "a", -1)
     assert payoffs.win_rate("a", "b") == 1.0
     assert payoffs.win_rate("b", "a") == 0.0
+
+
+def test_a_player_that_is_forgotten_leaves_the_others() -> None:
+    payoffs = Payoffs(1.0, 1)
+    payoffs.book("a", "b", 1)
+    payoffs.book("b", "c", 1)
+    payoffs.book_match("a", 3.0, 5)
+
+    payoffs.forget("a")
+
+    assert payoffs.games("a", "b") == 0
+    assert payoffs.games("b", "c") == 1
+    assert payoffs.means == {}
 
 
 def test_results_between_kinds_are_counted_from_both_sides() -> None:

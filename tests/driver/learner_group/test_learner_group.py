@@ -30,6 +30,7 @@ from juggler.driver import learner_group
 from juggler.driver.config import ConfigError
 from juggler.driver.learner_group import (
     LearnerGroup,
+    LearnerGroupError,
     Module,
     ModuleState,
     ShardLost,
@@ -582,6 +583,24 @@ def built(world: World, module_id: str) -> Module:
     world.answer(training_pb2.AddModule)
     assert done.result(0) is None
     return module
+
+
+def test_the_answer_to_the_last_command_ends_a_request(world: World) -> None:
+    module = world.add("a")
+    world.join()
+    first = world.ask(module, training_pb2.Restore(), training_pb2.Update())
+    second = world.ask(module, training_pb2.Snapshot())
+    assert world.sent() == ["Setup", "Restore", "Update", "Snapshot"]
+    world.answer(training_pb2.Restore)
+    world.answer(training_pb2.Snapshot, last=False)
+    assert not first.done()
+    assert not second.done()
+    world.answer(training_pb2.Snapshot)
+    assert second.result(0) is True
+    world.answer(training_pb2.Update, failure="no")
+    assert type(first.exception(0)) is LearnerGroupError
+    assert str(first.exception(0)) == "update of 'a': no"
+    assert not world._shards[0].requests
 
 
 def test_a_lost_process_fails_its_requests_once_it_is_known_how_it_ended(world: World) -> None:

@@ -14,7 +14,7 @@ from support.workers_world import ROWS, SHAPE, STEPS, WorkersWorld
 from juggler.driver.config import RunConfig
 from juggler.driver.core.events import UsedBatch, WorkerKey
 from juggler.driver.core.ledger import OpenBatch
-from juggler.driver.periodic_work import EndlessEpisodes, Standstill, waits_for
+from juggler.driver.periodic_work import EndlessEpisodes, PeriodicWork, Standstill, waits_for
 from juggler.driver.reporting.metrics import Metrics
 from juggler.driver.reporting.progress import PlainProgress
 from juggler.driver.reporting.wording import age, conclude
@@ -68,6 +68,21 @@ def test_an_envrunner_that_brings_nothing_is_named_once(world: World) -> None:
     )
     world.now += SECONDS
     assert world.standstill.silent_runners() == [], "it was said"
+
+
+def test_it_is_named_with_a_line_of_metrics_also_where_nothing_is_trained_on(world: World) -> None:
+    periodic_work = PeriodicWork(world.parts, cast(Any, None), [], lambda: None)
+    periodic_work.standstill = world.standstill
+    periodic_work.write_line = lambda: {}  # type: ignore[method-assign]
+    periodic_work._intervals = cast(Any, SimpleNamespace(due=lambda: ["line"]))
+    world.parts.local = cast(Any, SimpleNamespace(directory_is_gone=lambda: ""))
+    periodic_work.on_intervals()
+    assert not [text for text in world.told.messages if "has sent none" in text]
+    world.now += SECONDS
+    periodic_work.on_intervals()
+    periodic_work.on_intervals()
+    (text,) = [text for text in world.told.messages if "has sent none for 7 s" in text]
+    assert "Are its environments slow, or stuck?" in text
 
 
 def test_a_group_that_takes_long_to_form_is_told_once(world: World) -> None:
