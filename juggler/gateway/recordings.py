@@ -115,7 +115,7 @@ class RecordingReader:
             raise
 
     def _check_place(self, session: GatewaySession, message: pb.Recording) -> None:
-        check_agents(session, [message])
+        check_agents(session, [message], "a recording")
         (environment,) = environments_of(session, [message.environment])
         if not message.starts and not session.alone.acted[environment]:
             text = (

@@ -71,14 +71,13 @@ class SpaceLayout:
         Raises:
             SessionError: an array is missing, unknown, or does not fit the space.
         """
-        paths = [tuple(each.path) for each in tensors[: len(self.leaves) + 1]]
-        if len(paths) != len(self.leaves) or {*paths} != self._places.keys():
-            sent, named = (", ".join(map(path_name, e[:20])) for e in (paths, [*self._places]))
-            text = f"{len(tensors)} arrays of {what}{' at ' * bool(sent)}{sent}"
-            raise SessionError(Code.WRONG_SHAPE, f"{text}: send one for each of {named}")
-        found = [b""] * len(self.leaves)
-        for path, tensor in zip(paths, tensors, strict=True):
-            place = self._places[path]
+        if len(tensors) != len(self.leaves):
+            raise self._wrong_arrays(tensors, what)
+        found: list[Any] = [None] * len(self.leaves)  # bytes, once they came
+        for tensor in tensors:
+            place = self._places.get(tuple(tensor.path))
+            if place is None or found[place] is not None:
+                raise self._wrong_arrays(tensors, what)
             # NumPy would read any bytes of a fitting length, so dtype and shape are compared first.
             leaf, data = self.leaves[place], tensor.data
             given, expected = tuple(tensor.shape), (rows, *leaf.shape)
@@ -86,7 +85,7 @@ class SpaceLayout:
                 dtype = _NAMES.get(tensor.dtype, f"dtype {tensor.dtype}")
                 raise SessionError(
                     Code.WRONG_SHAPE,
-                    f"{what} at {path_name(path)}: {dtype} and shape {list(given)}; send "
+                    f"{what} at {path_name(leaf.path)}: {dtype} and shape {list(given)}; send "
                     f"{_NAMES[leaf.number]} and shape {list(expected)}, as the space says",
                 )
             # A right shape may come with too few bytes.
@@ -98,6 +97,13 @@ class SpaceLayout:
                 )
             found[place] = data
         return found
+
+    def _wrong_arrays(self, tensors: Sequence[pb.NamedTensor], what: str) -> SessionError:
+        """Return the error of arrays that are not those of the space."""
+        paths = [tuple(each.path) for each in tensors[:20]]
+        sent, named = (", ".join(map(path_name, e)) for e in (paths, [*self._places][:20]))
+        text = f"{len(tensors)} arrays of {what}{' at ' * bool(sent)}{sent}"
+        return SessionError(Code.WRONG_SHAPE, f"{text}: send one for each of {named}")
 
     def tree(self, raws: Sequence[list[bytes]], rows: int) -> Tree:
         """Join several batches to arrays [rows, ...], in new memory."""

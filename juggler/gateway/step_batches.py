@@ -90,7 +90,7 @@ def read_steps(session: GatewaySession, message: pb.StepBatch) -> StepMessage:
     """
     batch = StepMessage(session, message.seq)
     try:
-        check_agents(session, message.agents)
+        check_agents(session, message.agents, "rows")
         for rows in message.agents:
             agent = session.agents[rows.agent]
             try:
@@ -152,14 +152,22 @@ def read_infos(
     return np.array(given, np.float64).reshape(count, names)
 
 
-def check_agents(session: GatewaySession, parts: Sequence[pb.Rows | pb.Recording]) -> None:
-    """Check that a session has these agents, each at most once."""
+def check_agents(
+    session: GatewaySession, parts: Sequence[pb.Rows | pb.Recording], what: str
+) -> None:
+    """Check that a session has these agents, each at most once.
+
+    Args:
+        what: name of the parts in error messages.
+    """
     known = len(session.agents)
     given = [rows.agent for rows in parts[: known + 1]]  # more are always wrong
     if given and max(given) < known and len(set(given)) == len(given):
         return
     has = "agent 0 alone" if known == 1 else f"the agents 0 to {known - 1}"
-    text = f"rows of the agents {given[:20]}: this session has {has}; name each at most once"
+    whose = f"agent {given[0]}" if len(given) == 1 else f"the agents {given[:20]}"
+    rule = "; name each at most once" if len(given) > 1 else ""
+    text = f"{what} of {whose}: this session has {has}{rule}"
     raise SessionError(Code.UNKNOWN_AGENT, text)
 
 
@@ -310,10 +318,9 @@ def environments_of(session: GatewaySession, given: Sequence[int]) -> list[int]:
     known = session.environments
     named = list(given[: known + 1])  # more are always wrong
     if named and (max(named) >= known or len(set(named)) != len(named)):
-        text = (
-            f"environments {named[:20]}: name each at most once, from 0 to {known - 1}, as many "
-            "as the hello said"
-        )
+        which = f"environment {named[0]}" if len(named) == 1 else f"environments {named[:20]}"
+        rule = "; name each at most once" if len(named) > 1 else ""
+        text = f"{which}: the hello announced environments from 0 to {known - 1}{rule}"
         raise SessionError(Code.UNKNOWN_ENVIRONMENT, text)
     return named
 

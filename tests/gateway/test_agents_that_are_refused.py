@@ -72,6 +72,7 @@ def asks_for(policy: str) -> pb.Hello:
         ),
         (asks_for("rows"), "NOT_SERVED", "'rows' is asked for, and this run has 'columns'"),
         (hello_of(*NAMES, mode=pb.LOCAL_INFERENCE), "NOT_SERVED", "let the gateway act"),
+        (hello_of(*NAMES, mode=pb.LOGGED_DATA), "NOT_SERVED", "REMOTE_INFERENCE"),
         (
             hello_of(*NAMES, space=spaces.Discrete(3)),
             "WRONG_SPACES",
@@ -82,6 +83,7 @@ def asks_for(policy: str) -> pb.Hello:
             "WRONG_SPACES",
             "all agents of a module must have the same",
         ),
+        (hello_of(*NAMES, resume_token="no such"), "UNKNOWN_SESSION", "Begin a new one"),
         (
             hello_of(*(f"column_{i}" for i in range(8)), info_names=list(map(str, range(17)))),
             "NOT_SERVED",
@@ -124,15 +126,18 @@ OVER = {"terminated": [True], "paused": [True]}
 @pytest.mark.parametrize(
     ("batches", "code", "said"),
     [
-        ([[rows(2)]], "UNKNOWN_AGENT", "[2]: this session has the agents 0 to 1; name each at"),
+        ([[rows(2)]], "UNKNOWN_AGENT", "rows of agent 2: this session has the agents 0 to 1"),
         ([[rows(0), rows(0)]], "UNKNOWN_AGENT", "[0, 0]"),
         ([[]], "UNKNOWN_AGENT", "rows of the agents []"),
         ([[pb.Rows(agent=i) for i in range(5000)]], "UNKNOWN_AGENT", "name each at most once"),
         ([BOTH, [rows(1, NAN)]], "NOT_FINITE", "agent 'column_1' of environment 0: the obs"),
+        ([BOTH, [rows(0, rewards=[float("inf")])]], "NOT_FINITE", "the reward of agent 'row' of"),
+        ([BOTH, [rows(0, environments=[1])]], "UNKNOWN_ENVIRONMENT", "from 0 to 0"),
         ([[rows(0, **OVER)]], "OUT_OF_ORDER", "agent 'row' of environment 0 ended an episode bef"),
         ([BOTH, [rows(0, **OVER)], [rows(0)]], "OUT_OF_ORDER", "'row' of environment 0 acts, and"),
         ([BOTH, [rows(0, terminated=[True])]], "OUT_OF_ORDER", "has ended in this episode: pause"),
         ([BOTH, [rows(0, **OVER)], [rows(0, **OVER)]], "OUT_OF_ORDER", "before it had an action"),
+        ([BOTH, [rows(1, truncated=[True])]], "NO_FINAL_OBSERVATION", "row 0 was truncated"),
     ],
 )
 def test_a_wrong_message_ends_the_session_and_says_who_was_wrong(

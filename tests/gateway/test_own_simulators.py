@@ -23,14 +23,20 @@ from support.gateway_world import AgentsWorld, GatewayWorld
 from support.network import free_address
 from support.place import assert_books_balance, first_of
 from support.processes import QUICK, eventually
+from support.scripted_agents import Scaled
 
+import juggler
 from juggler.client import connect_agents
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.play_checkpoint import evaluate_with_simulators
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.gateway import simulators
 from juggler.gateway.simulators import SimulatorFailed, Simulators
+from juggler.gateway.standalone_gateway import evaluate_with_copies
 from juggler.runtime.actors.certificates import make_certificates
+from juggler.runtime.connectors.config import ConnectorsConfig
+from juggler.runtime.connectors.pipelines import build_runner_pipelines
+from juggler.runtime.datasets.dataset import Dataset
 
 #: Episodes of five steps; it may stop after some.
 SIMULATOR = """
@@ -192,6 +198,48 @@ def test_a_copy_that_ends_right_after_a_few_steps_is_started_again_and_again(
     eventually(lambda: of(world).restarts > QUICK.quarantine_after)
 
 
+#: Episodes of one step, for which an agent gets the number of its action.
+PAYS = """
+import sys
+from juggler.client import box, connect_agents, discrete
+with connect_agents(sys.argv[1], {"one": (box([2]), discrete(3))}) as session:
+    while True:
+        actions = session.step({"one": [0, 0]})
+        session.step(rewards={"one": float(actions["one"])}, terminated=True)
+"""
+
+
+@pytest.mark.slow
+def test_copies_play_whole_episodes_with_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(PAYS)
+    command = f"{sys.executable} {tmp_path / 'game.py'} {{address}}"
+    config = EnvRunnerConfig(simulator=command, simulators_per_runner=2)
+
+    def parts_of(module_id: str, observed: Any, acted: Any) -> Any:
+        connectors, to_env = build_runner_pipelines(ConnectorsConfig.parse({}), observed, acted)
+        module = Scaled(connectors.module_observation_space, to_env.action_space, {})
+        module.scale.data.fill_({"trained": 2.0}[module_id])
+        return module, connectors, to_env
+
+    lines: list[str] = []
+    seen: list[int] = []
+    played = evaluate_with_copies(
+        config,
+        {"*": "trained"},
+        "",
+        parts_of,
+        episodes=9,
+        seed=0,
+        steps_trained=0,
+        report=lines.append,
+        watch=lambda ended, steps: seen.append(ended),
+    )
+    assert (played.returns, played.lengths) == ([2.0] * 9, [1] * 9)
+    assert played.agent_returns == {("one", "trained"): [2.0] * 9}
+    assert seen
+    assert not lines
+
+
 @pytest.mark.usefixtures("soon")
 def test_a_gateway_that_starts_simulators_needs_no_address() -> None:
     assert EnvRunnerConfig(simulator="./game {address}").gateway == "127.0.0.1:0"
@@ -269,34 +317,84 @@ except GatewayError as error:
 """
 
 
+#: Hands in what a random policy does.
+LOGGED = """
+import sys
+import numpy as np
+from gymnasium import make
+from juggler.client import GatewayError, connect
+
+env, generator = make("CartPole-v1"), np.random.default_rng(int(sys.argv[2]))
+try:
+    with connect(sys.argv[1], env.observation_space, env.action_space, mode="logged") as session:
+        env.reset(seed=int(sys.argv[2]))
+        while True:
+            observations, actions, over = [env.reset()[0]], [], False
+            while not over:
+                actions.append(int(generator.integers(2)))
+                observation, _, terminated, truncated, _ = env.step(actions[-1])
+                observations.append(observation)
+                over = terminated or truncated
+            ones = np.ones(len(actions))
+            session.record(
+                np.array(observations), actions, ones, ones * np.log(0.5),
+                terminated=terminated, truncated=truncated,
+            )
+except GatewayError as error:
+    sys.exit(error.code != "ENDED")
+"""
+
+
 @pytest.mark.slow
 def test_simulators_that_act_by_themselves_teach_cartpole(tmp_path: Path) -> None:
+    run = "cartpole-ppo --stop-return 450 --stop-steps 1500000"
+    assert learned_from(tmp_path, run, LOCAL, 4)["solved"]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert not any(json.loads(line)["inference"] for line in lines), "the gateway does not act"
+
+
+@pytest.mark.long
+def test_what_a_random_policy_did_teaches_impala_and_is_recorded(tmp_path: Path) -> None:
+    sampled = tmp_path / "sampled"
+    options = f"cartpole --stop-steps 100000 --record {sampled}"
+    summary = learned_from(tmp_path, options, LOGGED, 2)
+    assert not summary["solved"]  # returns of another policy are none of this one
+    played = juggler.evaluate(tmp_path / "run", episodes=20)
+    assert sum(played.returns) / 20 > 60  # of 22 where actions are random
+    recorded = Dataset(str(sampled))
+    steps = sum(len(recorded.episode(index)) for index in range(len(recorded)))
+    assert steps > 95_000
+
+
+def learned_from(tmp_path: Path, run_of: str, simulator: str, count: int) -> dict[str, Any]:
+    """Train with simulators in processes; return the checked summary."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     output, run_dir = tmp_path / "output", tmp_path / "run"
-    options = "--stop-return 450 --stop-steps 1500000 --gateway 127.0.0.1:0 --run-dir"
-    command = [sys.executable, "-m", "juggler", "train", "cartpole-ppo", *options.split()]
+    options = [*run_of.split(), "--gateway", "127.0.0.1:0", "--run-dir", str(run_dir)]
     started: list[subprocess.Popen[bytes]] = []
     with output.open("w") as file:
         run = subprocess.Popen(
-            [*command, str(run_dir)], env=environment, stdout=file, stderr=subprocess.STDOUT
+            [sys.executable, "-m", "juggler", "train", *options],
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
         )
     try:
         said = r"takes simulators at (\S+);"
         (address,) = eventually(lambda: re.findall(said, output.read_text()))
         started += [
-            subprocess.Popen([sys.executable, "-c", LOCAL, address, str(i)], env=environment)
-            for i in range(4)
+            subprocess.Popen([sys.executable, "-c", simulator, address, str(i)], env=environment)
+            for i in range(count)
         ]
         assert run.wait(300) == 0, output.read_text()
-        assert [each.wait(60) for each in started] == [0] * 4
+        assert [each.wait(60) for each in started] == [0] * count
     finally:
         for process in (run, *started):
             process.kill()
             process.wait()
-    assert json.loads((run_dir / "summary.json").read_text())["solved"]
     assert_books_balance(run_dir)
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    assert not any(json.loads(line)["inference"] for line in lines), "the gateway does not act"
+    found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return found
 
 
 @pytest.mark.parametrize(
@@ -475,6 +573,18 @@ def test_a_game_for_two_is_learned_from_over_tls(
     assert summary["env_steps_sampled"] == (
         summary["env_steps_trained"] + sum(summary["env_steps_dropped"].values())
     )
+
+
+@pytest.mark.long
+def test_cartpole_in_cpp_is_learned_from(place: Path) -> None:
+    install, *build, simulate = commands("apt-get")
+    tools = ("cmake", "g++", "pkg-config", "grpc_cpp_plugin", "protoc")
+    missing = [tool for tool in tools if not shutil.which(tool)]
+    assert not missing, f"{missing} missing: {install}"
+    follow(build, place, "")
+    with learning("juggler train cartpole", place) as address:
+        assert "ENDED: the gateway leaves" in follow([simulate], place, address)
+    assert tells_speed(place)
 
 
 def test_the_game_for_two_in_python_is_played(make_world: Callable[..., AgentsWorld]) -> None:

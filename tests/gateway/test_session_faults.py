@@ -144,7 +144,7 @@ FINAL = {"final_rows": [0], "final_observations": steps_of(1, NAN).agents[0].obs
         ({"steps": steps_of(2, infos=[1, 2])}, "WRONG_SHAPE", "2 infos for 1 rows, and the hello"),
         ({"steps": steps_of(2, infos=[1] * 6)}, "WRONG_SHAPE", "has 3 info_names: send one"),
         ({"steps": steps_of(2, environments=[1])}, "UNKNOWN_ENVIRONMENT", "from 0 to 0"),
-        ({"steps": steps_of(2, agent=1)}, "UNKNOWN_AGENT", "agent 0 alone"),
+        ({"steps": steps_of(2, agent=1)}, "UNKNOWN_AGENT", "rows of agent 1: this session has"),
         ({"steps": pb.StepBatch(seq=2)}, "UNKNOWN_AGENT", "agent 0 alone"),
         ({"steps": steps_of(7)}, "OUT_OF_ORDER", "seq 7, but 2 comes next"),
         ({"steps": steps_of(1, rewards=[2])}, "OUT_OF_ORDER", "another one came as 1 before"),
@@ -535,3 +535,10 @@ def test_a_row_is_handed_in_when_it_is_as_old_as_the_run_allows(row_age: int) ->
             world.wait_for(1)
         batch, _ = world.batches[0]
         assert batch.live_steps == 4
+
+
+def test_a_space_that_is_none_is_named() -> None:
+    with GatewayWorld() as world, RawSimulator(world.address) as simulator:
+        (agent,) = hello(actions=TWO_WAYS).agents
+        agent.ClearField("action_space")
+        assert simulator.greet(agents=[agent]).error.message.startswith("action_space: a space has")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.made_files import line, made
+from support.made_files import append, line, made
 from support.network import free_address
 from support.place import Place
 
@@ -69,6 +69,17 @@ class Tab:
         """Note that the page's server at this address stops now."""
         self._stopped.append(url)
 
+    def size(self, width: int, height: int, *, dark: bool = False) -> None:
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+
     def value(self, expression: str) -> Any:
         """What an expression of JavaScript gives."""
         found, problem = self._evaluate(expression)
@@ -96,10 +107,20 @@ class Tab:
         problem = answer.get("exceptionDetails")
         return answer["result"].get("value"), json.dumps(problem) if problem else ""
 
-    def press_enter(self) -> None:
-        key: dict[str, Any] = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13}
-        self._call("Input.dispatchKeyEvent", type="keyDown", text="\r", **key)
-        self._call("Input.dispatchKeyEvent", type="keyUp", **key)
+    def press(self, key: str, modifiers: int = 0) -> None:
+        """A key, by its name: Tab, Enter, ArrowLeft, or a space."""
+        codes = {"Tab": 9, "Enter": 13, " ": 32, "ArrowLeft": 37, "ArrowRight": 39}
+        said = {"Enter": "\r", " ": " "}.get(key, "")
+        for kind in ("keyDown", "keyUp"):
+            self._call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code="Space" if key == " " else key,
+                windowsVirtualKeyCode=codes[key],
+                modifiers=modifiers,
+                **({"text": said} if said and kind == "keyDown" else {}),
+            )
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
@@ -175,6 +196,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(chromium() is None, reason="Chromium is missing: apt-get install chromium"),
 ]
+CHARTS = "[...document.querySelectorAll('.chart')].filter(e => e.checkVisibility())"
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +204,34 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     with browser(tmp_path_factory.mktemp("profile")) as opened:
         yield opened
         assert opened.problems == [], "the console has errors"
+
+
+@contextlib.contextmanager
+def shown(tab: Tab, directory: Path, **options: Any) -> Iterator[str]:
+    """Serve the page and open it; the browser leaves first."""
+    with serve_page([directory], free_address(), **options) as url:
+        tab.open(url)
+        try:
+            yield url
+        finally:
+            tab.open("about:blank")
+
+
+def lines(last: int, *, more: float = 0.0) -> list[dict[str, object]]:
+    return [
+        line(
+            100 * n,
+            n + more,
+            env_steps_trained=90 * n,
+            env_steps_in_flight=4 * n,
+            env_steps_dropped={"stale": 6 * n},
+            staleness_mean=1.0,
+            staleness_max=2,
+            modules={"default": {"policy_loss": 1 / n}},
+            seconds={"learner": {"update": n, "waiting": n}},
+        )
+        for n in range(1, last)
+    ]
 
 
 def test_a_run_is_followed_while_it_goes_on_and_when_it_is_killed(tab: Tab, place: Place) -> None:
@@ -214,19 +264,83 @@ def test_a_run_is_followed_while_it_goes_on_and_when_it_is_killed(tab: Tab, plac
     assert watch.wait(10) == 0
 
 
+@pytest.mark.long
+def test_runs_are_compared_by_mouse_and_by_keyboard(tab: Tab, tmp_path: Path) -> None:
+    one = made(tmp_path / "one", lines(30))
+    two = made(tmp_path / "two", lines(30, more=5.0), {"solved": True})
+    (one / "events.jsonl").write_text(
+        json.dumps({"time": "2026-01-31T12:00:00", "level": "error", "message": "<i>lost</i>"})
+    )
+    with (one / "events.jsonl").open("a") as file:
+        file.write("\n")
+    with shown(tab, tmp_path):
+        tab.wait_for("document.querySelectorAll('#runs tbody tr').length === 2")
+        assert tab.value(f"{CHARTS}.map(e => e.querySelector('figcaption').innerText)") == [
+            "Mean return",
+            "Throughput in steps/s",
+            "Staleness in updates",
+            "policy loss",
+        ]
+        assert tab.wait_for("document.querySelector('.goal-name')?.textContent")
+        curves = "document.querySelector('.chart').querySelectorAll('path.curve[d]').length"
+        tab.value("document.querySelector('#runs input:not(:checked)').focus()")
+        tab.press(" ")
+        tab.wait_for(f"{curves} >= 4")  # two, each with its key
+        tab.value(f"document.querySelector('[title=\"all about {one}\"]').focus()")
+        tab.press("Enter")
+        tab.wait_for("document.querySelector('#detail-title').innerText === 'one'")
+        books = tab.value("document.querySelector('.panel-books').innerText")
+        assert "2,900 steps sampled" in books
+        assert "stale 174 (6.0 %)" in books
+        assert "do not balance" not in books
+        assert tab.value("document.querySelector('.events').innerText").endswith("<i>lost</i>")
+        tab.value("document.querySelector('.chart svg[tabindex]').focus()")
+        tab.press("ArrowLeft")
+        readout = "document.querySelector('.readout').innerText"
+        assert tab.wait_for(readout) == "at 2.8k steps: two training 33.00, one training 28.00"
+        append(two, line(9000, 77.0))
+        tab.wait_for("document.querySelector('#runs').innerText.includes('77.00')")
+        assert tab.value("document.activeElement.tagName") == "svg", "what is new moves no focus"
+
+
+def test_everything_fits_at_any_width_and_has_a_focus_that_is_seen(
+    tab: Tab, tmp_path: Path
+) -> None:
+    made(tmp_path / ("a_run_with_a_long_name_" * 4), lines(30))
+    with shown(tab, tmp_path) as url:
+        for width in (400, 900, 1600):
+            tab.size(width, 900)
+            tab.open(url)
+            tab.wait_for("document.querySelector('.panel-books p')")
+            assert tab.value("document.documentElement.scrollWidth") <= width
+            assert tab.value(
+                "[...document.querySelectorAll('.chart svg[tabindex]')].every("
+                "e => !e.checkVisibility() || e.getBoundingClientRect().right <= innerWidth)"
+            )
+        seen = []
+        for _ in range(12):
+            tab.press("Tab")
+            seen.append(
+                tab.value(
+                    "[document.activeElement.tagName, "
+                    "getComputedStyle(document.activeElement).outlineStyle]"
+                )
+            )
+        assert {tag for tag, _ in seen} >= {"INPUT", "BUTTON", "svg", "SUMMARY"}
+        assert {outline for tag, outline in seen if tag != "BODY"} == {"solid"}, seen
+
+
 def test_a_token_is_asked_for_and_a_wrong_one_is_refused(tab: Tab, tmp_path: Path) -> None:
-    made(tmp_path / "run", [line(100, 1.0)])
-    with serve_page([tmp_path], free_address(), token="a secret") as url:
-        tab.open(url)
+    made(tmp_path / "run", lines(5))
+    with shown(tab, tmp_path, token="a secret"):
         tab.wait_for("document.querySelector('#login').checkVisibility()")
         tab.problems[:] = [each for each in tab.problems if "401" not in each]
         for token in ("wrong", "a secret"):
             tab.value(f"document.querySelector('#token').value = {json.dumps(token)}")
             tab.value("document.querySelector('#token').focus()")
-            tab.press_enter()
+            tab.press("Enter")
             if token == "wrong":
                 tab.wait_for("document.querySelector('#refused').innerText.includes('not the')")
         tab.wait_for("document.querySelectorAll('#runs tbody tr').length === 1")
         assert "secret" not in tab.value("location.href + document.cookie")
-        tab.open("about:blank")
     tab.problems[:] = [each for each in tab.problems if "401" not in each]

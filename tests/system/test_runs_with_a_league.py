@@ -10,14 +10,18 @@ from typing import Any
 
 import pytest
 from support.place import (
+    Command,
     Place,
     assert_books_balance,
     eventually,
     metrics,
     status_of,
     summary,
+    trained_steps,
 )
 
+from juggler.driver.config_files import read_shipped
+from juggler.envrunner.environments.simulator_extras import check_extra
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
 from juggler.runtime.checkpoints.weights import playing_tree, read_module, tree_digest
 
@@ -139,6 +143,30 @@ def test_a_builder_of_ones_own_is_needed_to_train_and_not_to_look(
     assert "there is no Python module 'builder_of_mine' here" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("rock-paper-scissors-league", marks=pytest.mark.long),
+        pytest.param("kuhn-league", marks=pytest.mark.slow),
+        pytest.param("connect-four-league", marks=pytest.mark.long),
+    ],
+)
+def test_a_league_that_ships_trains_all_its_players(place: Place, name: str) -> None:
+    config = read_shipped(name).config
+    try:
+        check_extra(config.env_runner.env)
+    except ValueError as error:
+        pytest.skip(str(error))
+    steps = 20 * config.learner.batch_size
+    run = place.run("train", name, "--run-dir", "run", "--stop-steps", steps)
+    assert run.status == 0, run.output
+    line = metrics(place.path / "run")[-1]
+    assert line["league"]["players"] > len(line["league"]["learning"]), "there are copies"
+    assert all(player["steps"] for player in line["league"]["learning"].values())
+    assert_books_balance(place.path / "run")
+    place.assert_nothing_is_left()
+
+
 RLLIB = """
 builder = "rllib"
 max_learning = 5
@@ -208,3 +236,110 @@ def test_what_does_not_go_with_a_league_is_told(
     ):
         assert status_of("train", *options, "--league", league, "--run-dir", "run") == 2
         assert says in capsys.readouterr().err
+
+
+# A league played by simulators, at gateways that may die.
+
+
+LEAGUE_OF_SIMULATORS = """
+gateway = "unix:{socket}"
+env = "duel"
+algorithm = "ppo"
+num_env_runners = 2
+envs_per_runner = 4
+fragment_steps = 16
+batch_size = 128
+epochs = 2
+stop_steps = 10_000
+evaluation_seconds = 2
+evaluation_episodes = 4
+
+[connectors]
+learner = []
+
+[league]
+builder = "self_play_window"
+teams = [["row"], ["column"]]
+decay = 1.0
+options = {{save_steps = 2_000}}
+"""
+
+#: Of rock, paper and scissors in three rounds: tells how many matches it has begun.
+GAME = """
+import json, os, sys
+import numpy as np
+from juggler.client import GatewayError, connect_agents, play_agents
+from juggler.envrunner.multi_agent.matrix_game import MatrixGame
+
+class Thrice(MatrixGame):
+    begun = 0
+
+    def reset(self, *given, **named):
+        self.rounds, Thrice.begun = 3, self.begun + 1
+        return super().reset(*given, **named)
+
+    def step(self, actions):
+        shown, rewards, ended, *rest = super().step(actions)
+        self.rounds -= 1
+        if self.rounds:
+            self.agents, ended = [*self.possible_agents], dict.fromkeys(ended, False)
+        return shown, rewards, ended, *rest
+
+address, does = sys.argv[1:]
+game = Thrice()
+try:
+    if does == "play":
+        play_agents(game, address)
+    else:
+        play_agents(game, address, episodes=40)
+        spaces = {name: (game.observation_space(name), game.action_space(name))
+                  for name in game.possible_agents}
+        session = connect_agents(address, spaces)
+        session.step(game.reset()[0])
+        if does == "die":
+            print(json.dumps(Thrice.begun), flush=True)
+            os._exit(0)
+        nonsense = {name: np.full(1, np.nan, np.float32) for name in spaces}
+        session.step(nonsense, {"row": 1.0, "column": -1.0})
+except GatewayError as error:
+    assert does == "err" and error.code == "NOT_FINITE", error
+print(json.dumps(Thrice.begun))
+"""
+
+
+@pytest.mark.slow
+def test_a_league_of_simulators_hears_of_each_match_once(place: Place) -> None:
+    socket, run_dir = place.path / "at", place.path / "run"
+    place.write("league.toml", LEAGUE_OF_SIMULATORS.format(socket=socket))
+    place.write("game.py", GAME)
+    run = place.start("train", "league.toml", "--run-dir", "run")
+    run.wait_for("takes simulators at", 150)
+
+    def simulator(gateway: int, does: str) -> Command:
+        address = f"unix:{socket}-{gateway}" if gateway else f"unix:{socket}"
+        return place.start_program([sys.executable, "game.py", address, does])
+
+    here = [simulator(0, "play"), simulator(0, "err"), simulator(0, "die"), simulator(1, "play")]
+    eventually(lambda: trained_steps(run_dir) > 3_000, 200, lambda: run.output)
+    place.worker("envrunner 1").kill()
+    assert run.wait(300) == 0, run.output
+    begun = 0
+    for each in here:
+        assert each.wait(60) == 0, each.output
+        begun += json.loads(each.output.splitlines()[-1])
+
+    assert_books_balance(run_dir)
+    assert summary(run_dir)["restarts"] == 1
+    last = metrics(run_dir)[-1]
+    assert last["league"]["historical"] >= 3, "copies play"
+    assert set(last["by_agent"]) == {"row", "column"}
+    assert last["evaluation_return_mean"] == 0, (
+        "main plays both agents, and one gets what one loses"
+    )
+    state = read(run_dir).counters["league"]
+    finished, odd = divmod(sum(each["matches"] for each in state["means"]), 2)
+    assert not odd
+    # The others are assigned, to gateways with at most this many.
+    assert 0 <= state["next_match_id"] - finished <= 2 * (4 + 64)
+    assert 1_000 < finished <= begun, "none twice"
+    assert re.search(r"no longer has the simulator .*NOT_FINITE", run.output)
