@@ -349,8 +349,28 @@ except GatewayError as error:
 def test_simulators_that_act_by_themselves_teach_cartpole(tmp_path: Path) -> None:
     run = "cartpole-ppo --stop-return 450 --stop-steps 1500000"
     assert learned_from(tmp_path, run, LOCAL, 4)["solved"]
+    assert not any(inferences(tmp_path)), "the gateway does not act"
+
+
+def inferences(tmp_path: Path) -> list[Any]:
+    """What each line of a run's metrics tells of its gateway's inferences."""
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert not any(json.loads(line)["inference"] for line in lines), "the gateway does not act"
+    return [json.loads(line)["inference"] for line in lines]
+
+
+@pytest.mark.slow
+def test_simulators_evaluate_checkpoints_and_confirm_that_a_run_is_solved(tmp_path: Path) -> None:
+    run = "cartpole-ppo --stop-return 50 --evaluation-seconds 1 --evaluation-episodes 5"
+    summary = learned_from(tmp_path, run, LOCAL.replace(', mode="local"', ""), 4)
+    assert summary["solved"]
+    assert summary["confirmation"]["confirmed"]
+    assert summary["confirmation"]["episodes"] >= 100
+    assert summary["confirmation"]["return_mean"] >= 50
+    assert summary["best"]["episodes"] == 5
+    assert (tmp_path / "run" / "best").is_dir()
+    rows = [each["rows"] for each in inferences(tmp_path) if each]
+    assert rows
+    assert all(1 <= each <= 4 * 4 for each in rows)
 
 
 @pytest.mark.long
