@@ -207,8 +207,6 @@ def test_a_key_that_would_be_lost_is_refused_before_anything_is_made(
 # EnvRunners record samples as their environments saw them, in whole parts.
 
 
-pytest.importorskip("minari", reason="needs juggler[datasets]")
-
 LENGTHS = ((3, True), (1, False), (5, False), (2, True))
 
 
@@ -444,8 +442,6 @@ def test_what_cannot_be_recorded_is_told() -> None:
 
 # A sampler over a data set: its batches hold whole episodes.
 
-
-pytest.importorskip("minari", reason="needs juggler[datasets]")
 
 ROWS, STEPS = 3, 5
 RECORDED_LENGTHS = [1, 4, 7, 12, 2, 5]
