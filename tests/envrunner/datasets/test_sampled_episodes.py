@@ -12,7 +12,6 @@ from typing import Any
 
 import gymnasium
 import h5py
-import minari
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -43,7 +42,7 @@ from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import flatten
 
-pytest.importorskip("minari", reason="needs juggler[datasets]")
+minari = pytest.importorskip("minari", reason="needs juggler[datasets]")
 
 IMAGE = spaces.Box(0, 255, (40, 40, 3), np.uint8)
 SPACES: dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]] = {
