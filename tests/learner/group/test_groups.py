@@ -353,6 +353,7 @@ def test_a_process_that_comes_later_has_the_shared_parts_of_those_before_it(
     for module_id in SHARING:
         meet(group, module_id)
     assert_in_step(group)
+    assert torch.equal(*encoders(group[-1])), "both of its modules have one encoder"
     train(group, "right", [make_batch(12, 6, seed=2)])
     assert_in_step(group)
 
