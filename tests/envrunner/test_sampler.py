@@ -480,6 +480,26 @@ def test_an_infinite_observation_is_found_though_the_filter_clips_it() -> None:
     env.close()
 
 
+def test_a_reset_starts_with_contexts_and_watches_of_its_own() -> None:
+    env = vector_of("in turn", AutoresetMode.SAME_STEP, SCRIPTS)
+    pieces = ["mean_std_filter", {"use": "frame_stack", "k": 2}]
+    sampler, _, _ = connected(env, Idle, env_to_module=pieces)
+    first = sampler.sample((0, 0))
+    step = env.step
+    env.step = lambda actions: 1 / 0  # it fails in the middle of a fragment
+    with pytest.raises(ZeroDivisionError):
+        sampler.sample((0, 0))
+    env.step = step
+    sampler.reset(7)
+    fragment = sampler.sample((0, 0))
+    count = fragment.connector_delta["mean_std_filter"]["count"]
+    assert count == ROWS * FRAGMENT == fragment.batch.live_steps
+    context = fragment.batch.states["connectors"]["frame_stack"]
+    np.testing.assert_array_equal(context[:, 0], fragment.batch.observations[:, 0])
+    assert first.batch.states["connectors"]["frame_stack"].shape == (ROWS, 1, 3)
+    env.close()
+
+
 # The state of a recurrent module, from step to step, fragment to fragment, episode to episode.
 
 

@@ -45,8 +45,10 @@ def policy_outputs(learner: Learner) -> Tensor:
     return outputs["action_dist_inputs"][0]
 
 
-def bandit_batch(learner: Learner, make_batch: MakeBatch, seed: int) -> EpisodeBatch:
-    """Episodes of one step by the learner's own policy; action 3 pays."""
+def bandit_batch(
+    learner: Learner, make_batch: MakeBatch, reward: Callable[..., Any], seed: int
+) -> EpisodeBatch:
+    """Episodes of one step each, played by the learner's own policy."""
     spec = learner.core._make_module().action_distribution()
     shape = (16, 8)
     noise = spec.draw_noise(shape, torch.Generator().manual_seed(seed))
@@ -57,7 +59,7 @@ def bandit_batch(learner: Learner, make_batch: MakeBatch, seed: int) -> EpisodeB
         observations=np.ones((*shape, 4), np.float32),
         actions=actions.numpy(),
         action_logp=distribution.log_prob(actions).numpy(),
-        rewards=(actions == 3).float().numpy(),
+        rewards=np.asarray(reward(actions.numpy()), np.float32),
         live=np.ones(shape, bool),
         terminated=np.ones(shape, bool),
         truncated=np.zeros(shape, bool),
@@ -68,9 +70,35 @@ def test_a_learner_finds_the_action_that_pays(make_batch: MakeBatch) -> None:
     learner = make_learner(spaces.Discrete(3, start=1), lr=0.02)
     before = policy_outputs(learner).softmax(-1)
     for seed in range(40):
-        learner.update_from_episodes([bandit_batch(learner, make_batch, seed)])
+        batch = bandit_batch(learner, make_batch, lambda actions: actions == 3, seed)
+        learner.update_from_episodes([batch])
     assert before[2] < 0.5
     assert policy_outputs(learner).softmax(-1)[2] > 0.95
+
+
+def test_a_learner_finds_the_torque_that_pays(make_batch: MakeBatch) -> None:
+    learner = make_learner(spaces.Box(-1, 1, (1,), np.float32), lr=0.02)
+
+    def reward(actions: np.ndarray) -> np.ndarray:
+        return -np.square(actions[..., 0] - 0.8)
+
+    for seed in range(80):
+        learner.update_from_episodes([bandit_batch(learner, make_batch, reward, seed)])
+    mean, log_std = policy_outputs(learner)
+    assert abs(mean - 0.8) < 0.2
+    assert log_std < -0.3  # and has become surer of it
+
+
+def test_a_step_without_a_sample_takes_the_next_of_the_source(make_batch: MakeBatch) -> None:
+    samples = [collate([make_batch(seed=seed)]) for seed in range(2)]
+    given, sourced = make_learner(), make_learner()
+    sourced.source = iter(samples)
+    for sample in samples:
+        assert fetch_metrics(given.step(sample)) == fetch_metrics(sourced.step())
+    with pytest.raises(StopIteration):
+        sourced.step()
+    with pytest.raises(ValueError, match="needs a learner with a source"):
+        given.step()
 
 
 def test_a_number_takes_the_place_of_a_schedule_until_it_is_taken_back(

@@ -95,6 +95,9 @@ def test_so_it_is_with_what_connectors_and_a_module_remember(
     ("change", "words"),
     [
         ({"live": None}, "batch: there is no column 'live'"),
+        ({"action_logp": None}, "no column 'action_logp': float32"),
+        ({"rewards": np.zeros((3, 6))}, "'?rewards'? must be float32, not float64"),
+        ({"rewards": np.zeros((2, 6), np.float32)}, r"actions|observations|rewards"),
         ({"actions": np.full((3, 6), 5)}, "batch: actions hold a number"),
         ({"actions": np.zeros((3, 6), np.float32)}, r"actions of shape .* do not fit the space"),
         ({"observations": np.zeros((3, 6, 5), np.float32)}, "observations"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from gymnasium import spaces
@@ -350,3 +351,14 @@ def test_which_module_is_asked_where_there_are_several(
     with pytest.raises(ValueError, match="'red'"):
         juggler.load_policy(together, module="red")
     juggler.load_policy(alone["red"], module_id="default")
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_each_module_is_an_onnx_model(
+    several: tuple[Path, dict[str, Path]], name: str, tmp_path: Path
+) -> None:
+    policy = juggler.load_policy(several[0], module_id=name)
+    model = onnxruntime.InferenceSession(policy.export_onnx(tmp_path / f"{name}.onnx"))
+    seen = np.random.default_rng(1).normal(size=(20, 4)).astype(np.float32)
+    (action,) = model.run(["action"], {"observation": seen})
+    np.testing.assert_allclose(action, policy.act(seen)[0], rtol=1e-5, atol=1e-5)

@@ -24,6 +24,7 @@ from juggler.learner.core.gradient_core import GradientCore
 from juggler.learner.learner import Learner
 from juggler.learner.optim import optimizers
 from juggler.runtime import tracing
+from juggler.runtime.modules import columns as c
 from juggler.runtime.tracing import (
     SLOW,
     DeviceGraphs,
@@ -64,6 +65,19 @@ def test_every_algorithm_learns_the_same_bit_for_bit(
     assert not traces._is_off
     # A module with a state is unrolled for as many steps as the longest segment has.
     assert bool(traces._traced) != needs_memory(name)
+
+
+@pytest.mark.parametrize("name", ["impala", "appo"])
+def test_segments_that_only_modules_with_a_state_read_make_no_other_shapes(
+    make_batch: MakeBatch, name: str
+) -> None:
+    learner = learner_of(make_core(name), often=1)
+    (sample,) = samples_of(make_batch, 1)
+    fewer = {key: x[:1] if key in c.SEGMENTS else x for key, x in sample.items()}
+    assert len(fewer[c.SEGMENT_ROWS]) < len(sample[c.SEGMENT_ROWS])
+    for each in (sample, fewer):
+        learner.step(each)
+    assert len(learner.core._traces._calls) == 1
 
 
 def test_other_shapes_kinds_and_names_are_other_calls() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import gymnasium
 import h5py
-import minari
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -43,7 +42,7 @@ from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import flatten
 
-pytest.importorskip("minari", reason="needs juggler[datasets]")
+minari = pytest.importorskip("minari", reason="needs juggler[datasets]")
 
 IMAGE = spaces.Box(0, 255, (40, 40, 3), np.uint8)
 SPACES: dict[str, tuple[gymnasium.Space[Any], gymnasium.Space[Any]]] = {
@@ -206,8 +205,6 @@ def test_a_key_that_would_be_lost_is_refused_before_anything_is_made(
 
 # EnvRunners record samples as their environments saw them, in whole parts.
 
-
-pytest.importorskip("minari", reason="needs juggler[datasets]")
 
 LENGTHS = ((3, True), (1, False), (5, False), (2, True))
 
@@ -444,8 +441,6 @@ def test_what_cannot_be_recorded_is_told() -> None:
 
 # A sampler over a data set: its batches hold whole episodes.
 
-
-pytest.importorskip("minari", reason="needs juggler[datasets]")
 
 ROWS, STEPS = 3, 5
 RECORDED_LENGTHS = [1, 4, 7, 12, 2, 5]

@@ -198,6 +198,20 @@ class LaterMask(Scripted):
         return *result, {"action_mask": self.mask if self.steps == 2 else np.ones(3, np.int8)}
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mask_that_is_there_at_first_and_then_is_not_is_an_error(mode) -> None:
+    functions = [functools.partial(masked, SCRIPTS[2], silent_at=at) for at in (-1, 2)]
+    env = observe_masks(vector_of_functions("in turn", mode, functions))
+    with pytest.raises(EnvironmentFailed, match="environment 1 failed in step"):
+        sampler_of(env).sample((0, 0))
+
+
+def test_a_mask_that_some_environments_give_and_others_do_not_is_an_error() -> None:
+    env = vector_of_functions("in turn", MODES[1], [lambda: masked(SCRIPTS[2]), Scripted])
+    with pytest.raises(EnvironmentFailed, match="environment 1 failed in reset"):
+        observe_masks(env)
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
     [

@@ -364,6 +364,28 @@ def test_no_call_takes_the_answers_to_an_interrupted_one(monkeypatch: pytest.Mon
     assert_ended(env)
 
 
+class Masking(Telling):
+    """Truncates its episode, with a last mask of this size."""
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__(length=1)
+        self.numbers = numbers
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *_ = super().step(action)
+        return observation, reward, False, True, {"action_mask": np.ones(self.numbers, np.int8)}
+
+
+def test_last_masks_of_different_sizes_are_told_with_the_environment() -> None:
+    functions = [lambda: Masking(3), lambda: Masking(2)]
+    said = r"environment 1 \(toy\) failed in step: the action mask in its info is not like .* 2 num"
+    for env in (processes_of(*functions), EnvironmentsInTurn(functions, MODES[1], "toy")):
+        env.reset(seed=[1, 2])
+        with pytest.raises(EnvironmentFailed, match=said):
+            env.step(np.array([2, 3]))
+        env.close()
+
+
 def test_an_environment_with_other_spaces_than_the_first_is_told() -> None:
     functions = [Telling, lambda: Telling("continuous")]
     said = r"environment 1 \(toy\) failed in constructor: its spaces are .* environment 0"

@@ -74,6 +74,16 @@ def test_an_id_may_name_the_module_that_registers_it() -> None:
     assert env.single_observation_space.shape == (3,)
 
 
+def test_gymnasiums_checks_run_in_the_first_environment_alone() -> None:
+    config = EnvRunnerConfig(env="Acrobot-v1", envs_per_runner=3)
+    envs = make_vector_env(config)
+    names = [str(each) for each in envs.envs]  # type: ignore[attr-defined]
+    for check in ("PassiveEnvChecker", "OrderEnforcing"):
+        assert [check in name for name in names] == [True, False, False]
+    assert all("TimeLimit" in name for name in names)
+    envs.close()
+
+
 def test_wrappers_stand_in_the_way_of_a_vector_entry_point(registered) -> None:
     env = make_vector_env(config("ScriptedWrapped-v0"))
     assert isinstance(env.unwrapped, SyncVectorEnv)

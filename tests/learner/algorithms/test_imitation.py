@@ -51,8 +51,6 @@ from juggler.runtime.modules.config import ModelConfig
 from juggler.runtime.modules.models import ActorCritic, QNetwork
 from juggler.testing import assert_same, check_core, check_learner
 
-pytest.importorskip("minari", reason="needs juggler[datasets]")
-
 MODEL = {"hidden_sizes": [8]}
 GAMMA = 0.9
 
@@ -77,6 +75,7 @@ def make_inner(name: str) -> GradientCore:
 @pytest.fixture
 def shown(tmp_path: Path) -> str:
     """Three episodes, the second of which the environment ended."""
+    pytest.importorskip("minari", reason="needs juggler[datasets]")
     return str(write(tmp_path / "shown", random_episodes([5, 9, 7], VECTOR, TWO), VECTOR, TWO))
 
 
@@ -421,9 +420,6 @@ def test_a_gradient_penalty_and_its_gradient_are_those_of_central_differences() 
 # Learners of a group that imitate: which demonstrations each of them draws.
 
 
-pytest.importorskip("minari", reason="needs juggler[datasets]")
-
-
 def made_inner(name: str) -> GradientCore:
     if name == "ppo":
         config = PpoConfig(batch_size=64, minibatches=2, epochs=1)
@@ -436,6 +432,7 @@ def made_inner(name: str) -> GradientCore:
 
 @pytest.fixture
 def many_shown(tmp_path: Path) -> ImitationConfig:
+    pytest.importorskip("minari", reason="needs juggler[datasets]")
     shown = write(tmp_path / "shown", random_episodes([40, 60], VECTOR, TWO), VECTOR, TWO)
     return ImitationConfig(demonstrations=str(shown), model=MODEL, minibatch_size=16)
 

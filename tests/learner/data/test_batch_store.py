@@ -71,7 +71,10 @@ def test_a_batch_that_does_not_fit_is_refused_with_what_is_wrong(world: World) -
         ({}, "a batch must be a branch of modules"),
         ({"other": columns}, unknown),
         ({**own, "other": columns}, unknown),
-        ({"default": {**columns, "rewards": columns["rewards"].astype(np.float64)}}, "'rewards'"),
+        (
+            {"default": {**columns, "rewards": columns["rewards"].astype(np.float64)}},
+            "column 'rewards' must be float32",
+        ),
     ):
         assert said in refused(world, world.open(), world.frame(tree=tree))
 

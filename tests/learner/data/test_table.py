@@ -409,6 +409,11 @@ def test_learners_learn_the_same_from_frames_that_are_kept_once(
         ]
         assert found[0] == found[1]
     np.testing.assert_equal(once.get_weights(), whole.get_weights())
+    shapes = [
+        next(iter(learner.data.table._columns.tree.values())).shape  # type: ignore[attr-defined]
+        for learner in (once, whole)
+    ]
+    assert shapes[0][-1] * K == shapes[1][-1]
 
 
 def test_frames_that_no_row_has_are_let_go_and_their_slots_used_again(

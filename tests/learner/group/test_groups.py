@@ -343,6 +343,21 @@ def test_processes_that_share_updates_stay_equal_and_are_as_one(
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
 
 
+def test_a_process_that_comes_later_has_the_shared_parts_of_those_before_it(
+    make_batch: MakeBatch,
+) -> None:
+    group = make(0, 1)
+    train(group, "left", [make_batch(8, 6)])
+    train(group, "right", [make_batch(8, 6, seed=1)])
+    group.append(Process(7))
+    for module_id in SHARING:
+        meet(group, module_id)
+    assert_in_step(group)
+    assert torch.equal(*encoders(group[-1])), "both of its modules have one encoder"
+    train(group, "right", [make_batch(12, 6, seed=2)])
+    assert_in_step(group)
+
+
 def test_processes_agree_again_where_an_update_was_made_by_one_of_them_alone(
     make_batch: MakeBatch,
 ) -> None:

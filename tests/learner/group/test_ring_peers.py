@@ -15,9 +15,13 @@ import grpc
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from support.fake_streams import PATIENCE
-from support.learner_groups import at_once, never
+from support.learner_groups import at_once, join, never
+from support.learner_groups import meet as meet_by_gloo
 
+from juggler.learner.algorithms.ppo import PpoConfig
+from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.group import ring_peers
 from juggler.learner.group.peers import PeerLost
 from juggler.learner.group.ring_peers import (
@@ -28,10 +32,12 @@ from juggler.learner.group.ring_peers import (
     RingPeers,
     RingServer,
 )
+from juggler.learner.learner import Learner
 from juggler.runtime.actors.certificates import make_certificates
 from juggler.runtime.actors.credentials import call_metadata, why_refused
 from juggler.runtime.actors.endpoints import bind, dial, make_server
 from juggler.runtime.actors.tls import Tls, read_tls
+from juggler.runtime.episodes.batch import EpisodeBatch
 
 _GENERATIONS = count(1)
 
@@ -197,6 +203,29 @@ def test_sums_gathers_and_broadcasts_reach_everybody(tls: Tls, size: int) -> Non
             )
             assert data == [[news, b"more"]] * size
         closed(group)
+
+
+def test_updates_are_those_of_a_group_over_torch(
+    tls: Tls, make_batch: Callable[..., EpisodeBatch]
+) -> None:
+    def learner() -> Learner:
+        space = spaces.Box(-10, 10, (4,), np.float32)
+        return build_learner(PpoConfig(), None, space, spaces.Discrete(2), {"hidden_sizes": [8]})
+
+    plain, secure = [learner() for _ in range(2)], [learner() for _ in range(2)]
+    with members(2, tls) as those:
+        hashes = join(plain, meet_by_gloo)
+        pairs = zip(secure, meet(those), strict=True)
+        assert hashes == at_once([lambda x=x, p=p: x.join(p) for x, p in pairs])  # type: ignore[misc]
+        for update in range(3):
+            batches = [make_batch(4, 8, seed=10 * update + rank) for rank in range(2)]
+            for group in (plain, secure):
+                each = zip(group, batches, strict=True)
+                at_once([lambda x=x, b=b: x.update_from_episodes([b]) for x, b in each])  # type: ignore[misc]
+        states = [x.state["parameters"] for x in (*plain, *secure)]
+        for state in states:
+            assert torch.equal(state, states[0]), "two addends have one sum"
+        at_once([x.leave for x in secure])
 
 
 def test_what_goes_over_the_network_is_not_to_be_read(tls: Tls) -> None:

@@ -155,6 +155,25 @@ def test_no_run_acts_with_a_module_that_does_not_say_how_probable_its_actions_ar
         Actor(each).require_log_probabilities()
 
 
+def test_a_module_that_returns_nothing_of_use_is_refused() -> None:
+    class Mute(RLModule):
+        def _forward(self, batch):
+            return {"logits": batch["observations"]}
+
+    with pytest.raises(ValueError, match=r"output of Mute.forward_exploration must .*'logits'"):
+        Actor(Mute(OBSERVATIONS, DISCRETE, {}), ROWS, STEPS, 0)
+
+
+@pytest.mark.parametrize("name", ["actions", "action_dist_inputs"])
+def test_outputs_of_the_wrong_shape_are_refused(name) -> None:
+    class Askew(RLModule):
+        def _forward(self, batch):
+            return {name: batch["observations"][:, :2]}
+
+    with pytest.raises(ValueError, match=rf"'{name}' in the output of Askew.*\[5, 2\]"):
+        Actor(Askew(OBSERVATIONS, DISCRETE, {}), ROWS, STEPS, 0)
+
+
 def test_it_is_said_once_that_a_module_acts_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Actor(ActorCritic(OBSERVATIONS, DISCRETE, {}), ROWS, STEPS, 0)
     assert policy.take_notes() == []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from juggler.runtime.modules import layers
 from juggler.runtime.modules.layers import Linear, Tanh
@@ -81,3 +84,31 @@ def test_an_exported_layer_takes_any_number_of_rows() -> None:
     program = torch.export.export(layer, (torch.randn(2, 4),), dynamic_shapes=({0: batch},))
     x = torch.randn(MANY, 4)
     torch.testing.assert_close(program.module()(x), layer(x))
+
+
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the shapes of what matrix products make."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default:
+            self.made.append(tuple(outputs.shape))
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "made"), [(MANY, 4, (4, 64)), (FEW, 4, (64, 4)), (MANY, 60, (64, 60))]
+)
+def test_weights_of_few_inputs_and_many_rows_have_their_gradient_as_a_narrow_product(
+    rows: int, inputs: int, made: tuple[int, int]
+) -> None:
+    layer = Linear(inputs, 64)
+    with Products() as products:
+        layer(torch.randn(rows, inputs)).sum().backward()
+    assert products.made == [made]
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.shape == (64, inputs)

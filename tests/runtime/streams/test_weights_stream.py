@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -26,9 +27,10 @@ from support.weights_learner import (
 
 from juggler.runtime.actors.endpoints import dial
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.streams import weights_stream
 from juggler.runtime.streams.weights_stream import SUBSCRIBE_METHOD, WeightsSubscription
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.frames import FrameReader
+from juggler.runtime.wire.frames import FrameReader, encode_frame
 from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
@@ -46,6 +48,28 @@ def test_a_subscriber_gets_what_was_published_before_and_what_comes_after(
         assert same(subscription.wait_for(version, PATIENCE), version)
     assert subscription.newest is not None
     assert subscription.newest.version == (1, 19)
+
+
+def test_a_version_is_serialized_once_for_all_and_not_at_all_for_nobody(
+    server: Learner, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serialized: list[int] = []
+
+    def encode(header: episodes_pb2.WeightsHeader, *args: Any, **options: Any) -> Iterator[bytes]:
+        chunks = encode_frame(header, *args, **options)
+
+        def taken() -> Iterator[bytes]:
+            serialized.append(header.version.update)
+            yield from chunks
+
+        return taken()
+
+    monkeypatch.setattr(weights_stream, "encode_frame", encode)
+    server.publish(1, 1)
+    last = server.publish(1, 2)
+    subscriptions = [subscribe() for _ in range(3)]
+    assert all(same(each.wait_for(last, PATIENCE), last) for each in subscriptions)
+    assert serialized == [2]
 
 
 def test_what_cannot_be_sent_is_refused_by_whoever_publishes_it(server: Learner) -> None:
@@ -207,6 +231,21 @@ def test_closing_the_publisher_ends_streams_on_both_sides(server: Learner) -> No
         for call in calls:
             assert next(call, None) is None
             assert call.code() is grpc.StatusCode.OK
+
+
+def test_closing_a_subscription_ends_its_thread_at_once(
+    server: Learner, subscribe: Subscribe
+) -> None:
+    before = set(threading.enumerate())
+    subscription = subscribe()
+    subscription.wait_for(server.publish(1, 0), PATIENCE)
+    own = [t for t in set(threading.enumerate()) - before if not t.name.startswith("learner")]
+    assert own
+    subscription.close()
+    for thread in own:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert subscription.newest is not None, "what was received can still be used"
 
 
 def test_subscribers_that_go_before_they_have_read_anything_free_the_learners_threads(
