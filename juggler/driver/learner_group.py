@@ -153,9 +153,9 @@ class Request(Future[Any]):
         self.rebuilds = False
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Have a function called once this is done, in the thread of callbacks.
+        """Have a function called once this is done.
 
-        The thread calls one after another, in order. The program ends after the last one.
+        One thread calls all of them, in order. The program ends after the last one.
         """
         # A reply resolves this in the hub's thread, under the group's lock. There, a call of the
         # group would wait forever for the next reply.

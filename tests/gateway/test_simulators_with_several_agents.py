@@ -185,7 +185,7 @@ def test_an_end_that_is_held_back_is_sent_when_the_session_is_closed(world: Agen
 def test_a_mark_for_an_environment_that_is_not_there_ends_the_session(
     make_world: Callable[..., AgentsWorld],
 ) -> None:
-    said = pytest.raises(GatewayError, match=r"environments \[1\]")
+    said = pytest.raises(GatewayError, match=r"environment 1: ")
     rows = pb.Rows(observations=Values(as_message(SPACES[0])).tensors(see(0, 0)[None]))
     with make_world(TWO).connect("row", "column") as session, said:
         session._exchange([rows], continuing=[1])

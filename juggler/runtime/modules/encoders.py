@@ -338,11 +338,9 @@ def _must_return(encoder: nn.Module, space: gymnasium.Space[Any], size: int) -> 
     for part, training in modes.items():
         part.training = training
     if features is not None and getattr(features, "shape", None) != (2, size):
-        shape = (
-            f"shape {[*features.shape]}"
-            if isinstance(features, Tensor)
-            else f"type {type(features).__name__}"
-        )
+        shape = f"type {type(features).__name__}"
+        if isinstance(features, Tensor):
+            shape = f"shape {[*features.shape]}"
         raise ValueError(
             f"the encoder {type(encoder).__name__} has size = {size}, but returned features of "
             f"{shape} for 2 observations: they must have [2, {size}]"

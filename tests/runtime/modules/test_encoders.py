@@ -222,7 +222,7 @@ def test_an_encoder_of_ones_own_gets_what_is_to_be_encoded_and_says_its_size() -
     with pytest.raises(ValueError, match="Wrong has size = 99, but"):
         build_encoder(VECTOR, ModelConfig(encoder=Wrong))
     Wrong.forward = lambda self, observations: (observations,)  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match=r"Wrong has size = 99, but returned .*'tuple'"):
+    with pytest.raises(ValueError, match=r"Wrong has size = 99, but returned .*tuple"):
         build_encoder(VECTOR, ModelConfig(encoder=Wrong))
     with pytest.raises(ValueError, match="encoder: give the class instead of this Identity"):
         build_encoder(VECTOR, ModelConfig(encoder=torch.nn.Identity()))
