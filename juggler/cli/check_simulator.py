@@ -126,7 +126,7 @@ def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
         raise work.failure
     found = [*work.findings()]
     if status and not work.was_cut:
-        # Of a forkserver's processes, some codes mean more.
+        # Some exit codes have a meaning only for processes of the forkserver.
         how = how_it_ended(status) if status < 0 else f"exit code {status}"
         text = f"it ended by itself: {how}"
         found.append(Finding("command", "problem", text))

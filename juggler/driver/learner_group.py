@@ -138,6 +138,14 @@ def _call(fn: Callable[[Future[Any]], object], done: Future[Any]) -> None:
         logging.getLogger(__name__).exception("a callback of a learner group failed")
 
 
+def _call_in_order(fn: Callable[[Future[Any]], object], done: Future[Any]) -> None:
+    """Have the thread of callbacks call a function."""
+    try:
+        _CALLBACKS.submit(_call, fn, done)
+    except RuntimeError:  # the program ends, and the thread has ended
+        _call(fn, done)
+
+
 class Request(Future[Any]):
     """Result of commands that a process carries out in order.
 
@@ -159,7 +167,7 @@ class Request(Future[Any]):
         """
         # A reply resolves this in the hub's thread, under the group's lock. There, a call of the
         # group would wait forever for the next reply.
-        super().add_done_callback(lambda done: _CALLBACKS.submit(_call, fn, done))
+        super().add_done_callback(partial(_call_in_order, fn))
 
     def answer(self, reply: attach_pb2.Reply) -> None:
         """Take a reply."""

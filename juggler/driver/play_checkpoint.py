@@ -121,7 +121,7 @@ def evaluate(
         own[str(name_of(mapping))] = mapping
     found, where, config = _opened(checkpoint, env, module, own, **keys)
     config.env_runner.envs_per_runner = min(config.env_runner.envs_per_runner, episodes)
-    # Started simulators play no matches of a league.
+    # `--simulator` cannot play the matches of a league.
     if not callable(env):
         alone = not config.agents.league
         must_be_playable(found.config, config.env_runner.env, with_simulator=alone)

@@ -240,7 +240,7 @@ class GatewayRunner(SamplingWorker):
                     if request.module_id == module_id:
                         self._deliveries.no_learner(command_id, request)
                         del asked.requests[command_id]
-            # Its result would be of two line-ups if another player continued.
+            # With another player, the result would mix two line-ups.
             for _, _, evaluation in self._evaluations:
                 if module_id in evaluation.actors:
                     evaluation.given_up = f"player {module_id!r} left the league"

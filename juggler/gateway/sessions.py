@@ -73,7 +73,7 @@ class SpaceLayout:
         """
         if len(tensors) != len(self.leaves):
             raise self._wrong_arrays(tensors, what)
-        found: list[Any] = [None] * len(self.leaves)  # bytes, once they came
+        found: list[Any] = [None] * len(self.leaves)  # the bytes of each leaf
         for tensor in tensors:
             place = self._places.get(tuple(tensor.path))
             if place is None or found[place] is not None:

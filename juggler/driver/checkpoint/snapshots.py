@@ -413,7 +413,7 @@ class SnapshotWriter:
 
     @property
     def under_way(self) -> bool:
-        """Whether a snapshot is not written, or a learner still sends one."""
+        """Whether a learner is sending a snapshot, or one is being written."""
         return self.writing or bool(self._awaited)
 
     def begin(self, trained: Mapping[str, str], aside: str = "") -> None:

@@ -691,6 +691,30 @@ def test_a_callback_may_call_the_group_and_wait_for_the_reply(world: World) -> N
     assert results.get(timeout=PATIENCE) is True
 
 
+def test_callbacks_are_called_in_order_and_one_that_fails_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    requests = [learner_group.Request("an update", bool) for _ in range(20)]
+    called = SimpleQueue[Any]()
+    requests[0].add_done_callback(lambda done: 1 / 0)
+    for request in requests:
+        request.add_done_callback(called.put)
+    for request in requests:
+        request.set_result(True)
+    assert [called.get(timeout=PATIENCE) for _ in requests] == requests
+    assert "a callback of a learner group failed" in caplog.text
+
+
+def test_a_callback_is_called_while_the_program_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = ThreadPoolExecutor(1)
+    ended.shutdown()
+    monkeypatch.setattr(learner_group, "_CALLBACKS", ended)
+    request, called = learner_group.Request("an update", bool), SimpleQueue[Any]()
+    request.add_done_callback(called.put)
+    request.set_result(True)
+    assert called.get_nowait() is request
+
+
 def test_a_second_interrupt_of_close_ends_the_processes_and_nothing_is_left(
     local_workers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
