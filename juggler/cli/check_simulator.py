@@ -209,13 +209,15 @@ class Watched(ModulePlayer):
 
     def receive(self, shares: Sequence[PlayerRows], shown: Tree) -> None:
         super().receive(shares, shown)
+        begin = 0
         for share in shares:
             self.session = self.session or share.steps.batch.session
             self.ends[0] += len(share.terminated)
             self.ends[1] += len(share.truncated)
             acting = np.delete(np.arange(len(share.slots)), share.paused)
             if len(acting):
-                self._check_observations(take(shown, share.begin + acting), share, acting)
+                self._check_observations(take(shown, begin + acting), share, acting)
+            begin += len(share.slots)
 
     def _check_observations(self, shown: Tree, share: PlayerRows, rows: NDArray[np.intp]) -> None:
         """Check the observations [R, ...] of some rows."""

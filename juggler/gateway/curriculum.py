@@ -9,7 +9,6 @@ import numpy as np
 
 from juggler.envrunner.environments.seeding import session_seed
 from juggler.gateway.sessions import GatewaySession
-from juggler.runtime.wire.v1 import simulator_pb2 as pb
 from juggler.runtime.wrong_value import points_of
 
 
@@ -27,7 +26,6 @@ class Curriculum:
         self._seed = seed
         self._schedules = {name: points_of(each) for name, each in (parameters or {}).items()}
         self._begun: Counter[int] = Counter()  # number of sessions, by index of the address
-        self._news = b""
         self.follow(steps)
 
     def follow(self, steps: int) -> None:
@@ -38,7 +36,6 @@ class Curriculum:
             now[name] = float(np.interp(steps, at, values))
         if now != self.parameters:
             self.parameters = now
-            self._news = pb.ActionBatch(parameters=now).SerializeToString()
 
     def session_seed(self, dialed: str) -> int:
         """Return the seed of a new session.
@@ -50,13 +47,9 @@ class Curriculum:
         self._begun[place] += 1
         return session_seed(self._seed, place + 1, self._begun[place])
 
-    def news_for(self, session: GatewaySession) -> bytes:
-        """Return changed parameters for a session, as fields of an ActionBatch.
-
-        Returns:
-            Serialized fields; b"": the session has the current parameters.
-        """
+    def news_for(self, session: GatewaySession) -> Mapping[str, float]:
+        """Return changed parameters for a session; {}: it has the current ones."""
         if session.parameters is self.parameters:
-            return b""
+            return {}
         session.parameters = self.parameters
-        return self._news
+        return self.parameters

@@ -25,11 +25,10 @@ from juggler.gateway.session_manager import (
 )
 from juggler.gateway.sessions import AgentInterface, AgentSteps, GatewaySession, StepMessage
 from juggler.gateway.step_batches import (
-    Answers,
     PlayerRows,
-    action_batch,
     read_observations,
     read_steps,
+    write_actions,
 )
 from juggler.gateway.transport import GatewayStream, Transport
 from juggler.runtime.actors.tls import Tls
@@ -315,26 +314,21 @@ class GatewayServer:
 
     def _answer(self, share: PlayerRows, actions: list[bytes], version: Version) -> None:
         """Answer a batch of steps once it has all actions."""
-        steps, batch = share.steps, share.steps.batch
-        layout = steps.agent.interface.actions
-        if not share.answer(actions, layout, version):
-            return
-        player, version = (steps.acted or [(share.player, version)])[0]
-        writes = self.manager.answers[player]
-        if len(steps.acted) > 1:
-            writes, version = Answers(layout, ""), Version(0, 0)
-        index = steps.agent.index
-        batch.answers[index] = writes.part(index, steps.rows, steps.actions, version)
+        batch = share.steps.batch
+        share.answer(actions, version)
         # A message is answered as a whole, although several players may act.
-        if len(batch.answers) < len(batch.parts):
+        if any(part.due for part in batch.parts):
             return
+        answer = pb.ToSimulator()
+        answer.actions.seq = batch.seq
         for part in batch.parts:
             part.agent.acts(part.environments)
             for at in part.paused:
                 part.agent.acted[part.environments[at]] = 0
-        parts = [batch.answers[part.agent.index] for part in batch.parts]
-        news = self._settings.curriculum.news_for(batch.session)
-        batch.session.answers(batch.seq, action_batch(batch.seq, parts, news))
+            write_actions(part, answer.actions)
+        if news := self._settings.curriculum.news_for(batch.session):
+            answer.actions.parameters.update(news)
+        batch.session.answers(batch.seq, answer.SerializeToString())
 
     def _sweep(self) -> None:
         """Do periodic work, if it is due."""

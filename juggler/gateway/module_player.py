@@ -20,7 +20,7 @@ from juggler.gateway.step_batches import PlayerRows
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.mergeable_state import State, merge
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.structures import first_leaf, put, take, to_tree, tree_leaves, tree_map
+from juggler.runtime.wire.structures import put, take, to_tree, tree_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
 #: If a simulator takes longer for a step, its row is handed in short: batches must not wait.
@@ -59,8 +59,12 @@ class ModulePlayer(PacedSlots):
         self.episode_log: EpisodeLog | None = None
         # Plays the episodes of an evaluation; None: the policy plays them.
         self.greedy: Actor | None = None
-        self.of["playing"] = np.zeros(len(self.of["row"]), np.int8)  # purposes
-        self.of["acted_at"] = np.zeros(len(self.of["row"]))  # seconds
+        room = len(self.of["row"])
+        # Observations [P, ...] to act on, as batches have them.
+        seen: Any = zeros(self._connectors.observation_space, (room,))
+        self.of["seen"] = seen
+        self.of["playing"] = np.zeros(room, np.int8)  # purposes
+        self.of["acted_at"] = np.zeros(room)  # seconds
         self._leaves = interface.actions.leaves
         self._delta: State = {}
         self._reported: Counter[str] = Counter()  # counts at the last call of `new`
@@ -122,16 +126,15 @@ class ModulePlayer(PacedSlots):
             self.episode_log.arrive(shares, shown)
         observations = self.see(shown, partial(_shown, shares))  # [B, ...]
         self._take_results(shares, slots, observations)
-        begin = 0
-        of = self.of
+        put(self.of["seen"], slots, observations)
+        if self.greedy is not None:
+            put(self.of["shown"], slots, shown)
+        # A row does not stall while its agent waits for an action.
+        self.of["acted_at"][slots] = np.inf
         for share in shares:
-            share.observations, share.shown, share.begin = observations, shown, begin
-            begin += len(share.slots)
-            # A row does not stall while its agent waits for an action.
-            of["acted_at"][share.acting] = np.inf
             if share.paused:
-                of["acted_at"][share.slots[share.paused]] = time.monotonic()
-            self.waiting.append(share)
+                self.of["acted_at"][share.slots[share.paused]] = time.monotonic()
+        self.waiting.extend(shares)
 
     def see(self, shown: Tree, live: Callable[[], NDArray[np.bool_]]) -> Tree:
         """Convert observations [B, ...] of simulators for batches.
@@ -209,12 +212,12 @@ class ModulePlayer(PacedSlots):
         places = np.concatenate([share.acting for share in chosen])  # [B]
         sent: list[bytes] = []
         if len(places):
-            seen = _gathered(chosen, "observations")  # [B, ...]
+            seen = take(self.of["seen"], places)  # [B, ...]
             if self.greedy is None:
                 actions = self.act(places, collecting, seen)
                 tree = to_tree(self.interface.spaces[1], actions)  # [B, ...]
             else:
-                tree = self._with_evaluation(self.greedy, chosen, places, collecting, seen)
+                tree = self._with_evaluation(self.greedy, places, collecting, seen)
             # For `flush_stalled`.
             self.of["acted_at"][places] = time.monotonic()
             # An evaluation plays other weights, so its episodes are not recorded.
@@ -277,11 +280,13 @@ class ModulePlayer(PacedSlots):
         """Let an actor play the episodes of an evaluation, without exploration."""
         actor.grow(len(self.of["row"]))
         self.greedy = actor
+        # Its connectors may see other observations: [P, ...] as simulators send them.
+        shown: Any = zeros(self.interface.spaces[0], (len(self.of["row"]),))
+        self.of["shown"] = shown
 
     def _with_evaluation(
         self,
         greedy: Actor,
-        chosen: list[PlayerRows],
         places: NDArray[np.intp],
         collecting: NDArray[np.bool_],
         seen: Tree,
@@ -294,8 +299,9 @@ class ModulePlayer(PacedSlots):
         tree = to_tree(space, self.act(places, collecting & ~evaluated, seen))  # [B, ...]
         if not evaluated.any():
             return tree
-        seen = greedy.connectors(take(_gathered(chosen, "shown"), evaluated))
-        best = greedy.act(seen, places[evaluated], first[evaluated], explore=False).sent
+        mine = places[evaluated]
+        seen = greedy.connectors(take(self.of["shown"], mine))
+        best = greedy.act(seen, mine, first[evaluated], explore=False).sent
         mixed: Tree = tree_map(np.array, tree)  # a writable copy
         put(mixed, np.flatnonzero(evaluated), to_tree(space, best))
         return mixed
@@ -345,15 +351,3 @@ def _shown(shares: Sequence[PlayerRows]) -> NDArray[np.bool_]:
             shows[np.add(share.paused, begin)] = False
         begin += len(share.slots)
     return shows
-
-
-def _gathered(chosen: list[PlayerRows], name: str) -> Any:
-    """Gather a tree [B, ...] of the acting rows of several turns."""
-    parts = [(getattr(share, name), share.shows) for share in chosen]
-    same = parts[0][0]
-    if all(tree is same and isinstance(places, slice) for tree, places in parts) and sum(
-        len(share.slots) for share in chosen
-    ) == len(first_leaf(same)):
-        return same
-    trees = [take(tree, places) for tree, places in parts]
-    return tree_map(lambda *arrays: np.concatenate(arrays), *trees)

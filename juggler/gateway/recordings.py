@@ -344,9 +344,12 @@ class LocalInference:
                     ends=recording.ends,
                 )
             # The newest version lets a simulator decide whether to pull it.
-            recorded = pb.Recorded(seq=recording.seq, stale=recording.stale, newest=newest)
-            if self._curriculum.news_for(recording.session):
-                recorded.parameters.update(self._curriculum.parameters)
+            recorded = pb.Recorded(
+                seq=recording.seq,
+                stale=recording.stale,
+                newest=newest,
+                parameters=self._curriculum.news_for(recording.session),
+            )
             message = pb.ToSimulator(recorded=recorded).SerializeToString()
             recording.session.answers(recording.seq, message)
         if player.version == Version(0, 0):

@@ -43,7 +43,7 @@ from juggler.gateway.sessions import (
     forget_oldest,
 )
 from juggler.gateway.simulator_evaluation import Evaluations
-from juggler.gateway.step_batches import Answers, PlayerRows, split, whole
+from juggler.gateway.step_batches import PlayerRows, split, whole
 from juggler.gateway.transport import MESSAGE_BYTES, GatewayStream
 from juggler.runtime.actors.hub import one_line
 from juggler.runtime.episodes.version import DEFAULT_MODULE
@@ -109,7 +109,6 @@ class SessionManager:
         # Players by key, each made when a simulator has reported its spaces.
         self.players: dict[str, ModulePlayer] = {}
         self.evaluations = Evaluations(self.players, self.sessions.by_id)
-        self.answers: dict[str, Answers] = {}  # writers of actions, by player
         # Return and length of environments' ended episodes, summed over the agents. Empty if
         # simulators have one agent each.
         self.env_ended: list[tuple[float, int]] = []
@@ -222,7 +221,6 @@ class SessionManager:
         alike = (each for each in known if each.messages == interface.messages)
         interface = next(alike, interface)  # equal spaces share one
         self.players[key] = self._work.prepare(key, count, interface)
-        self.answers[key] = Answers(interface.actions, module_of(key))
 
     def add_player(self, module_id: str) -> None:
         """Add a player to a league."""
@@ -243,7 +241,6 @@ class SessionManager:
         if module_id in self.players:
             self._counts.update(self.players[module_id].counts)
             del self.players[module_id]
-            del self.answers[module_id]
 
     def _make_room(self, hello: pb.Hello) -> None:
         """Close sessions of vanished simulators to make room for a new one.

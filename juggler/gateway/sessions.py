@@ -767,6 +767,4 @@ class StepMessage:
     began: list[int] = field(default_factory=list)
     # Environments whose next episodes an evaluation plays.
     evaluated: list[int] = field(default_factory=list)
-    # Actions of each part, by the index of its agent.
-    answers: dict[int, bytes] = field(default_factory=dict)
     arrived: float = field(default_factory=time.perf_counter)  # seconds of `time.perf_counter`

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from juggler.gateway.agents import module_of
 from juggler.gateway.session_errors import Code, SessionError
 from juggler.gateway.sessions import (
     AgentInterface,
@@ -22,7 +22,6 @@ from juggler.gateway.sessions import (
 )
 from juggler.runtime.episodes.batch import MOST_REWARD, TOO_LARGE
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.chunks import write_varint
 from juggler.runtime.wire.structures import put, take
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -44,42 +43,27 @@ class PlayerRows:
     truncated: list[int]  # indices where it was cut off
     paused: list[int]  # indices where the player does not act next
     acting: NDArray[np.intp] = field(init=False)  # places where the player acts next
-    begin: int = 0  # index of its first row in `observations`
-    # [B, ...] converted observations of the player's turn; set by the player.
-    observations: Any = None
-    shown: Any = None  # [B, ...] the same before connectors
 
     def __post_init__(self) -> None:
         self.acting = np.delete(self.slots, self.paused) if self.paused else self.slots
         self.steps.due += 1
 
-    @property
-    def shows(self) -> slice | list[int]:
-        """Indices of its acting rows in `observations`."""
-        if not self.paused:
-            return slice(self.begin, self.begin + len(self.slots))
-        out = set(self.paused)
-        return [self.begin + at for at in range(len(self.slots)) if at not in out]
-
-    def answer(self, actions: list[bytes], layout: SpaceLayout, version: Version) -> bool:
-        """Set actions of its acting rows; return whether all rows have theirs."""
+    def answer(self, actions: list[bytes], version: Version) -> None:
+        """Set the actions of its acting rows."""
         steps = self.steps
         steps.due -= 1
-        if len(self.acting):
+        if len(self.acting) or not (steps.due or steps.acted):
             steps.acted.append((self.player, version))
         if self.rows is None and not self.paused:
             steps.actions = actions
-            return True
-        # Several players act for these rows, so their bytes are merged.
+            return
+        # Several players act for these rows, or some need no action.
+        sizes = [leaf.row_bytes for leaf in steps.agent.interface.actions.leaves]
         if not steps.actions:
-            steps.actions = [bytearray(steps.rows * leaf.row_bytes) for leaf in layout.leaves]
-        out = set(self.paused)
-        rows = range(steps.rows) if self.rows is None else self.rows
-        for place, row in enumerate(row for at, row in enumerate(rows) if at not in out):
-            for whole, own, leaf in zip(steps.actions, actions, layout.leaves, strict=True):
-                size = leaf.row_bytes
-                whole[row * size : (row + 1) * size] = own[place * size : (place + 1) * size]
-        return not steps.due
+            steps.actions = [np.zeros((steps.rows, size), np.uint8) for size in sizes]
+        rows = np.delete(np.arange(steps.rows) if self.rows is None else self.rows, self.paused)
+        for whole, size, own in zip(steps.actions, sizes, actions, strict=False):
+            whole[rows] = np.frombuffer(own, np.uint8).reshape(len(rows), size)
 
 
 def read_steps(session: GatewaySession, message: pb.StepBatch) -> StepMessage:
@@ -276,25 +260,22 @@ def split(part: AgentSteps, before: Sequence[str], after: Sequence[str]) -> list
         before: [R] players of the last actions.
         after: [R] players that act next.
     """
-    ended, paused = set(part.ended), set(part.paused)
-    taken: dict[str, list[tuple[int, bool, bool]]] = {}  # by player: row, ends, acts next
+    ended, paused, terminated = set(part.ended), set(part.paused), set(part.terminated)
+    taken: dict[str, list[int]] = {}  # rows by player
     for row, (old, new) in enumerate(zip(before, after, strict=True)):
-        ends, acts = row in ended, row not in paused
-        if ends and acts and old != new:
-            taken.setdefault(old, []).append((row, True, False))
-            taken.setdefault(new, []).append((row, False, True))
-        else:
-            taken.setdefault(new if acts else old, []).append((row, ends, acts))
+        if row in ended or row in paused:
+            taken.setdefault(old, []).append(row)
+        if row not in paused and not (row in ended and new == old):
+            taken.setdefault(new, []).append(row)
     if len(taken) == 1:
         return [whole(part, *taken)]
     # Each player's rows have indices of their own.
-    terminated, early = set(part.terminated), dict(part.early)
+    early = dict(part.early)
     final_of = {row: place for place, row in enumerate(part.truncated)}
     shares: list[PlayerRows] = []
-    for player, taken_rows in taken.items():
-        rows = [row for row, _, _ in taken_rows]
+    for player, rows in taken.items():
         slots = part.agent.seats[player][[part.environments[row] for row in rows]]
-        over = [(at, row) for at, (row, ends, _) in enumerate(taken_rows) if ends]
+        over = [(at, row) for at, row in enumerate(rows) if row in ended and before[row] == player]
         # Of the rows that end, only truncated ones have a last observation.
         truncated = [(at, final_of[row]) for at, row in over if row not in terminated]
         share = PlayerRows(
@@ -307,7 +288,7 @@ def split(part: AgentSteps, before: Sequence[str], after: Sequence[str]) -> list
             take(part.finals, [place for _, place in truncated]) if truncated else {},
             [at for at, row in over if row in terminated],
             [at for at, _ in truncated],
-            [at for at, (_, _, acts) in enumerate(taken_rows) if not acts],
+            [at for at, row in enumerate(rows) if row in paused or after[row] != player],
         )
         shares.append(share)
     return shares
@@ -384,60 +365,17 @@ def _finals(
     return layout.raw(rows.final_observations, len(places), "final observations"), places
 
 
-#: Fields and wire types of simulator.proto.
-_TO_SIMULATOR_ACTIONS = b"\x12"
-_BATCH_SEQ, _BATCH_AGENTS = b"\x08", b"\x12"
-_ACTIONS_ACTIONS = b"\x22"
-_TENSOR_DATA = b"\x22"
-
-
-def action_batch(seq: int, parts: Sequence[bytes], more: bytes) -> bytes:
-    """Write a ToSimulator with an ActionBatch.
-
-    Args:
-        parts: parts of its agents, as `Answers.part` writes them.
-        more: serialized further fields of the ActionBatch.
-    """
-    content = b"".join([_BATCH_SEQ, write_varint(seq), *parts, more])
-    return b"".join([_TO_SIMULATOR_ACTIONS, write_varint(len(content)), content])
-
-
-class Answers:
-    """Writes the actions of a policy."""
-
-    def __init__(self, layout: SpaceLayout, policy: str) -> None:
-        self._leaves, self._policy = layout.leaves, policy
-        self._version: Version | None = None
-        # Bytes before each leaf, by agent and number of rows, for this version.
-        self._beginnings: dict[tuple[int, int], list[bytes]] = {}
-
-    def part(self, agent: int, rows: int, data: Sequence[bytes], version: Version) -> bytes:
-        """Write one agent's part of an ActionBatch.
-
-        Args:
-            rows: R.
-            data: bytes of each leaf, R rows.
-        """
-        if version != self._version:
-            self._version, self._beginnings = version, {}
-        key = agent, rows
-        if key not in self._beginnings:
-            self._beginnings[key] = self._written(agent, rows, version)
-        pairs = zip(self._beginnings[key], data, strict=True)
-        return b"".join(chain.from_iterable(pairs))
-
-    def _written(self, agent: int, rows: int, version: Version) -> list[bytes]:
-        acted = to_message(version)
-        head = pb.Actions(agent=agent, policy=self._policy, version=acted).SerializeToString()
-        tensors = []
-        for leaf in self._leaves:
-            shape, size = (rows, *leaf.shape), rows * leaf.row_bytes
-            tensor = pb.NamedTensor(path=leaf.path, dtype=leaf.number, shape=shape)
-            begins = tensor.SerializeToString() + _TENSOR_DATA + write_varint(size)
-            tensors.append(_ACTIONS_ACTIONS + write_varint(len(begins) + size) + begins)
-        size = len(head) + sum(map(len, tensors)) + rows * sum(x.row_bytes for x in self._leaves)
-        tensors[0] = _BATCH_AGENTS + write_varint(size) + head + tensors[0]
-        return tensors
+def write_actions(steps: AgentSteps, into: pb.ActionBatch) -> None:
+    """Add the actions of an agent to a message."""
+    ((player, version), *others) = steps.acted
+    given = into.agents.add(agent=steps.agent.index)
+    # Several policies have no common name and version.
+    if not others:
+        given.policy = module_of(player)
+        given.version.generation, given.version.update = version
+    for leaf, data in zip(steps.agent.interface.actions.leaves, steps.actions, strict=True):
+        shape = steps.rows, *leaf.shape
+        given.actions.add(path=leaf.path, dtype=leaf.number, shape=shape, data=bytes(data))
 
 
 def to_message(version: Version) -> pb.PolicyVersion:
