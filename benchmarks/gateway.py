@@ -67,9 +67,6 @@ class Waste:
     def holds_up(self, module_id: str) -> bool:
         return True
 
-    def patience(self) -> float:
-        return 1.0
-
     def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         if warning:
             print(text, file=sys.stderr)

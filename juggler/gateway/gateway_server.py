@@ -90,9 +90,9 @@ class GatewayServer:
         self.wake()
         return bound
 
-    def wake(self) -> None:
-        """Have `GatewayWork.after_turn` called soon. Any thread may call this."""
-        self._clock.within(0.0)
+    def wake(self, seconds: float = 0.0) -> None:
+        """Have `GatewayWork.after_turn` called within seconds. Any thread may call this."""
+        self._clock.within(seconds)
 
     def close(self, reason: str) -> None:
         """Send all simulators the reason, and stop."""
@@ -126,7 +126,7 @@ class GatewayServer:
             return
         self.seconds["messages"] += time.perf_counter() - self._began
         if self._arrivals and (wait := self._worth_waiting()):
-            self._clock.within(wait)
+            self.wake(wait)
         else:
             self._process_turn()
 
@@ -155,7 +155,7 @@ class GatewayServer:
             self._local.advance(self._work.wanted(DEFAULT_MODULE))
             self._work.after_turn()
         self._sweep()
-        self._clock.within(min(_SWEEP_SECONDS, self._work.patience()))
+        self.wake(_SWEEP_SECONDS)
 
     def _process_arrivals(self) -> None:
         began = time.perf_counter()

@@ -433,14 +433,13 @@ class GatewayRunner(SamplingWorker):
                 self._server.manager.lose(session)
         while self._new and self._can_begin(self._new[0]):
             self._begin_round(self._new.popleft())
+        if self._new:
+            self._server.wake(_LOOK_SECONDS)
         while self._asked and self._is_over(self._asked[0]):
             self._finish(self._asked.popleft())
         if self._casting.league is not None:
             self._forget_left(self._casting.league)
         self._report_slow_batch()
-
-    def patience(self) -> float:
-        return _LOOK_SECONDS if self._new else 1.0
 
     # -- rounds -----------------------------------------------------------------------------------
 

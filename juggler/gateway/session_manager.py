@@ -47,9 +47,11 @@ from juggler.gateway.step_batches import PlayerRows, split, whole
 from juggler.gateway.transport import MESSAGE_BYTES, GatewayStream
 from juggler.runtime.actors.hub import one_line
 from juggler.runtime.episodes.version import DEFAULT_MODULE
+from juggler.runtime.near_matches import listed
 from juggler.runtime.wire.errors import UnsupportedSpace, WireError
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.structures import space_leaves
+from juggler.runtime.wire.trees import path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _SPACES = "observation_space", "action_space"  # fields of a pb.Agent
@@ -70,9 +72,6 @@ class GatewayWork(Protocol):
 
     def holds_up(self, key: str) -> bool:
         """Return whether its agents wait until their rows may begin."""
-
-    def patience(self) -> float:
-        """Return the maximum seconds until the next call of `after_turn`."""
 
     def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         """Report a text and the numbers of connected simulators and environments."""
@@ -339,23 +338,20 @@ class SessionManager:
             SessionError: an episode gets no line-up.
         """
         episodes = batch.session.episodes
-        if episodes is None or not episodes.drawn:
-            self._book(batch)
-            self.evaluations.begin_episodes(batch, self.evaluations.choose(batch))
-            return [whole(part, part.agent.player) for part in batch.parts]
+        drawn = episodes is not None and episodes.drawn
         # The reward belongs to the old line-up, the next action to the new one.
-        before = [self._players_of(part) for part in batch.parts]
+        before = [self._players_of(part) for part in batch.parts] if drawn else []
         self._book(batch)
-        if not batch.began:
-            after = before
-        else:
-            chosen = self.evaluations.choose(batch)
-            try:
+        chosen = self.evaluations.choose(batch)
+        try:
+            if episodes is not None and drawn and batch.began:
                 episodes.begin(batch.began, chosen)
-            except LineUpError as error:
-                raise SessionError(Code.NOT_SERVED, str(error), batch.seq) from error
-            self.evaluations.begin_episodes(batch, chosen)
-            after = [self._players_of(part) for part in batch.parts]
+        except LineUpError as error:
+            raise SessionError(Code.NOT_SERVED, str(error), batch.seq) from error
+        self.evaluations.begin_episodes(batch, chosen)
+        if not drawn:
+            return [whole(part, part.agent.player) for part in batch.parts]
+        after = [self._players_of(part) for part in batch.parts] if batch.began else before
         parts = zip(batch.parts, before, after, strict=True)
         return [share for part, *players in parts for share in split(part, *players)]
 
@@ -512,15 +508,16 @@ def read_space(agent: pb.Agent, name: str) -> Space[Any]:
 
 def difference(one: Space[Any], other: Space[Any], its_name: str, other_name: str) -> str:
     """Describe how two spaces differ."""
-    if type(one) is type(other) and isinstance(one, spaces.Dict | spaces.Tuple):
-        its, others = _parts(one), _parts(other)
-        if list(its) != list(others):
-            mine, theirs = (", ".join(map(repr, parts))[:200] for parts in (its, others))
-            return f"{its_name} has the parts {mine}; {other_name} has {theirs}"
-        for key, part in its.items():
-            if space_to_message(part) != space_to_message(others[key]):
-                at = f" at {key!r}"
-                return difference(part, others[key], its_name + at, other_name + at)
+    its, others = (dict(space_leaves(space)) for space in (one, other))
+    if [*its] == [*others]:
+        for path, part in its.items():
+            if space_to_message(part) != space_to_message(others[path]):
+                one, other, at = part, others[path], "".join(f" at {key!r}" for key in path)
+                its_name, other_name = its_name + at, other_name + at
+                break
+    elif () not in {*its, *others}:
+        mine, theirs = (", ".join(map(path_name, each))[:200] for each in (its, others))
+        return f"{its_name} has the parts {mine}; {other_name} has {theirs}"
     # Gymnasium's texts may be equal although bounds or dtypes differ.
     text, other_text = _one_line(one), _one_line(other)
     if text == other_text and isinstance(one, spaces.Box) and isinstance(other, spaces.Box):
@@ -531,11 +528,6 @@ def difference(one: Space[Any], other: Space[Any], its_name: str, other_name: st
     elif text == other_text:
         text, other_text = f"{text} of {one.dtype}", f"{text} of {other.dtype}"
     return f"{its_name} is {text}; {other_name} is {other_text}"
-
-
-def _parts(space: Any) -> dict[str, Space[Any]]:
-    named = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
-    return {str(key): part for key, part in named}
 
 
 def _one_line(space: Space[Any]) -> str:
@@ -618,17 +610,6 @@ _WARNINGS = {"refused", "failed"}  # kinds of lines about mistakes of simulators
 _MOST_LINES = {"refused": 1}  # in this time, by kind
 _MOST = 10  # lines of other kinds
 _LONGEST = 400  # characters of a reason
-_SHOWN = 4  # names in a line
-
-
-@dataclass(slots=True)
-class _Lines:
-    """Counts the lines of one kind since a time in seconds."""
-
-    began: float
-    reported: int = 1
-    omitted: int = 0
-    last: str = ""  # newest omitted line
 
 
 class ConnectionLog:
@@ -648,26 +629,27 @@ class ConnectionLog:
     ) -> None:
         self._sessions, self._report_line = sessions, report_line
         self._rows, self._evaluates, self._clock = rows, evaluates, clock
-        self._of: dict[str, _Lines] = {}  # by kind of line
-        self._warned_of_rows = False
+        # By kind of line: since when it is counted, in seconds, the count, and the newest line.
+        self._of: dict[str, tuple[float, int, str]] = {}
 
     def connected(self, session: GatewaySession, *, back: bool) -> None:
         """Log a simulator that began a session, or is `back` in it."""
         modules = dict.fromkeys(module_of(each) for agent in session.agents for each in agent.seats)
         plural = "" if session.environments == 1 else "s"
-        what = f"{session.environments:,} environment{plural} for {_few('policy', modules)}"
+        what = f"{session.environments:,} environment{plural} for "
+        what += _few("policy", "policies", modules)
         if names := [agent.name for agent in session.agents if agent.name]:
-            what += f", {_few('agent', names)}"
+            what += f", {_few('agent', 'agents', names)}"
         self._line(
             "came", f"{'has again' if back else 'has'} the simulator at {session.peer}", what
         )
         # Rows beyond one batch wait for the next one, and may become too old.
         _, environments = self.here()
-        if 0 < self._rows < environments and not self._warned_of_rows:
-            self._warned_of_rows = True
+        if 0 < (rows := self._rows) < environments:
+            self._rows = 0  # one warning
             self._report(
                 f"has simulators with {environments:,} environments, and a batch has "
-                f"envs_per_runner = {self._rows:,} rows for each agent: the others wait meanwhile, "
+                f"envs_per_runner = {rows:,} rows for each agent: the others wait meanwhile, "
                 "or become too old. Let envs_per_runner be the number of all environments",
                 True,
             )
@@ -699,26 +681,24 @@ class ConnectionLog:
     def report_omitted(self) -> None:
         """Report the number of omitted lines, if it is time."""
         now = self._clock()
-        for kind, lines in list(self._of.items()):
-            if now - lines.began < _SECONDS:
+        for kind, (began, count, last) in [*self._of.items()]:
+            if now - began < _SECONDS:
                 continue
             del self._of[kind]
-            if lines.omitted:
-                self._of[kind] = _Lines(now)
-                more = (
-                    f" ({lines.omitted:,} times in the last {_SECONDS:.0f} s; this is the last one)"
-                )
-                self._report(lines.last + (more if lines.omitted > 1 else ""), kind in _WARNINGS)
+            if (omitted := count - _MOST_LINES.get(kind, _MOST)) > 0:
+                self._of[kind] = now, 1, last
+                if omitted > 1:
+                    last += f" ({omitted:,} times in the last {_SECONDS:.0f} s; "
+                    last += "this is the last one)"
+                self._report(last, kind in _WARNINGS)
 
     def _line(self, kind: str, what: str, why: str) -> None:
         self.report_omitted()
         text = f"{what}: {one_line(why, _LONGEST)}"
-        lines = self._of.setdefault(kind, _Lines(self._clock(), reported=0))
-        if lines.reported < _MOST_LINES.get(kind, _MOST):
-            lines.reported += 1
+        began, count, _ = self._of.get(kind, (self._clock(), 0, ""))
+        self._of[kind] = began, count + 1, text
+        if count < _MOST_LINES.get(kind, _MOST):
             self._report(text, kind in _WARNINGS)
-        else:
-            lines.omitted, lines.last = lines.omitted + 1, text
 
     def _report(self, text: str, warning: bool) -> None:
         simulators, environments = self.here()
@@ -733,15 +713,10 @@ class ConnectionLog:
 def address_of(peer: str) -> str:
     """Return the address of a stream's other end, for messages."""
     kind, _, address = peer.partition(":")
-    unknown = (
-        "a Unix socket" if kind == "unix" else "an unknown address"
-    )  # gRPC leaves its path out
-    return unquote(address) or unknown
+    # gRPC leaves out the path of a Unix socket.
+    return unquote(address) or ("a Unix socket" if kind == "unix" else "an unknown address")
 
 
-def _few(what: str, names: Iterable[str]) -> str:
-    all_names = list(names)
-    shown = ", ".join(repr(name[:64]) for name in all_names[:_SHOWN])
-    more = len(all_names) - _SHOWN
-    plural = what if len(all_names) == 1 else {"policy": "policies"}.get(what, f"{what}s")
-    return f"{plural} {shown}{f' and {more} more' if more > 0 else ''}"
+def _few(singular: str, plural: str, names: Iterable[str]) -> str:
+    shown = [name[:64] for name in names]
+    return f"{singular if len(shown) == 1 else plural} {listed(shown, ', '.join)}"

@@ -35,9 +35,8 @@ class _Copy:
 
     name: str
     starts: int = 1
-    pid: int = 0
-    # Last number sent and whether an answer is due, by session id.
-    seen: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    # Its pid, and the last number sent by session id.
+    seen: tuple[int, dict[str, int]] = (0, {})
     silent: float = 0.0  # seconds since it last sent or awaited a message
     # Pid of the process that began each of its sessions, by session id.
     made_by: dict[str, int] = field(default_factory=dict)
@@ -118,12 +117,12 @@ class Simulators:
             copy.made_by = {each.id: copy.made_by.get(each.id, pid) for each in of_copy}
             gone = (each for each in of_copy if copy.made_by[each.id] != pid)
             ended += [each for each in gone if each.stream is None]
-            seen = (pid, {each.id: (each.last_seq, each.is_owed) for each in of_copy})
+            seen = pid, {each.id: each.last_seq for each in of_copy}
             # While this process was stopped, a copy may have waited for it.
             copy.silent += min(passed, 2 * _LOOK_SECONDS)
-            if seen != (copy.pid, copy.seen) or any(each.is_owed for each in of_copy):
+            if seen != copy.seen or any(each.is_owed for each in of_copy):
                 copy.silent = 0.0
-            copy.pid, copy.seen = seen
+            copy.seen = seen
             if copy.silent > self._deadline and pid:
                 self._report(
                     f"{copy.name} (pid {pid}) has sent nothing for {copy.silent:.0f} s, more than "
@@ -140,17 +139,15 @@ class Simulators:
             copy = next(each for each in self._copies.values() if each.name == exited.worker_id)
             copy.starts += 1
             text = f"{copy.name} (pid {exited.pid}) ended: {exited.how}. Starting it again"
-            return self._say(copy.name, f"{text} (start {copy.starts})")
-        log = f". Its output is in {self._logs}/{exited.worker_id}.log" if self._logs else ""
-        text = f"{exited.worker_id} keeps ending (the last time: {exited.how}){log}"
+            text += f" (start {copy.starts})"
+            self._report(text)
+            if self._logs:
+                with suppress(OSError), Path(self._logs, f"{copy.name}.log").open("a") as log:
+                    log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} juggler: {text}\n")
+            return None
+        output = f". Its output is in {self._logs}/{exited.worker_id}.log" if self._logs else ""
+        text = f"{exited.worker_id} keeps ending (the last time: {exited.how}){output}"
         return self._failed(SimulatorFailed(text))
-
-    def _say(self, name: str, text: str) -> None:
-        """Report a line, and write it to a copy's log."""
-        self._report(text)
-        if self._logs:
-            with suppress(OSError), Path(self._logs, f"{name}.log").open("a") as log:
-                log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} juggler: {text}\n")
 
     def stop_restarting(self) -> None:
         """Let copies that end from now on stay down, without a report."""

@@ -51,9 +51,6 @@ class StandaloneGateway:
     def holds_up(self, key: str) -> bool:
         return False
 
-    def patience(self) -> float:
-        return LOOK_SECONDS
-
     def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         self.report(text)
 

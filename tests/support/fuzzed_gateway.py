@@ -394,9 +394,6 @@ class FuzzedGateway(Books):
     def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         self.told.append((text, warning, simulators, environments))
 
-    def patience(self) -> float:
-        return 1.0
-
     def after_turn(self) -> None:
         player = self.player
         if player is None:

@@ -228,9 +228,6 @@ class GatewayWorld:
     def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         self.told.append((text, warning, simulators, environments))
 
-    def patience(self) -> float:
-        return 1.0
-
     def after_turn(self) -> None:
         while self._new and self.player is not None:
             self.player.load(*self._new.pop(0))
