@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 RESUME_SECONDS = 60.0
 BATCHES_IN_FLIGHT = 8
 _NAMES = {number: name for name, number in DType.items()}
+_LARGEST = np.finfo(np.float32).max
 
 
 class Leaf:
@@ -146,9 +147,15 @@ class AgentInterface:
             masks: whether each action mask must allow an action.
         """
         for path, array in flatten(observations):
-            if array.dtype.kind == "f" and not (within := _is_float32(array)).all():
-                row = _first(within)
-                return row, _not_float32(f"the observation{_at(path)}", array[row])
+            # A NaN compares as false.
+            if array.dtype.kind != "f" or (good := np.abs(array) <= _LARGEST).all():
+                continue
+            row = int(np.argwhere(~good)[0][0])
+            what = f"the observation{f' at {path_name(path)}' if path else ''} is"
+            text = f"{what} NaN or infinite: the simulator must give finite numbers"
+            if np.isfinite(array[row]).all():
+                text = f"{what} beyond float32, in which policies compute: scale it"
+            return row, SessionError(Code.NOT_FINITE, text)
         # Encoders use these numbers as indices.
         if found := find_outside(self._choices, observations):
             (row, *_), what = found
@@ -162,31 +169,8 @@ class AgentInterface:
         for _, legal in self._legal.has_legal_action(given) if masks else ():
             if not legal.all():
                 text = "its action mask allows no action: end the episode instead"
-                return _first(legal), SessionError(Code.NO_LEGAL_ACTION, text)
+                return int(legal.argmin()), SessionError(Code.NO_LEGAL_ACTION, text)
         return None
-
-
-def _is_float32(array: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which numbers [...] are finite in float32, the dtype of policies."""
-    is_wide = array.dtype.itemsize > 4
-    good = np.abs(array) <= np.finfo(np.float32).max if is_wide else np.isfinite(array)
-    return np.asarray(good)
-
-
-def _first(good: NDArray[np.bool_]) -> int:
-    """Return the first row of [rows, ...] that is not all good."""
-    return int(good.reshape(len(good), -1).all(1).argmin())
-
-
-def _not_float32(what: str, row: NDArray[Any]) -> SessionError:
-    text = f"{what} is NaN or infinite: the simulator must give finite numbers"
-    if np.isfinite(row).all():
-        text = f"{what} is beyond float32, in which policies compute: scale it"
-    return SessionError(Code.NOT_FINITE, text)
-
-
-def _at(path: Path) -> str:
-    return f" at {path_name(path)}" if path else ""
 
 
 class SessionAgent:
@@ -458,7 +442,6 @@ class Sessions:
 
 
 _OUT, _ACTS, _ENDED = 0, 1, 2
-_NONE, _NONE_LONG = np.zeros(0), np.zeros(0, np.intp)
 
 #: Maximum number of ended episodes until the next report; the oldest are dropped. The driver
 #: accepts this many with a batch of any size.
@@ -515,7 +498,6 @@ class SharedEpisodes:
         self._column = np.array([order.index(name) for name in self.names], np.intp)  # [A]
         shape = len(self.names), len(numbers)
         self._stages: NDArray[np.int8] = np.zeros(shape, np.int8)
-        self._between = set(range(len(numbers)))  # environments without an episode
         self._returns = np.zeros(shape)
         self._acted = np.zeros(shape, np.bool_)  # in the episode
         self._lengths = np.zeros(len(numbers), np.intp)
@@ -543,10 +525,8 @@ class SharedEpisodes:
         # A message may end one episode and begin the next, so ends come first.
         over = [each for each in sorted(touched) if not (stages[:, each] == _ACTS).any()]
         stages[:, over] = _OUT
-        self._between.update(over)
-        began: set[int] = set()
+        began: list[int] = []
         for part in parts:
-            # An agent that acts between episodes begins the next one.
             acting = _acting(part)
             of_agent = stages[part.agent.index, acting]  # [B]
             gone = of_agent == _ENDED
@@ -556,10 +536,10 @@ class SharedEpisodes:
                     f"{part.agent.at(acting[int(gone.argmax())])} acts, and has ended in this "
                     "episode: pause it until all agents that act there have ended",
                 )
-            if self._between:
-                began.update(self._between.intersection(acting))
+            # An agent that acts between episodes begins the next one.
+            fresh = (stages[:, acting] == _OUT).all(0)  # [B]
+            began += [each for each, is_fresh in zip(acting, fresh, strict=True) if is_fresh]
             stages[part.agent.index, acting] = _ACTS
-        self._between -= began
         return over, sorted(began)
 
     def book(
@@ -580,19 +560,13 @@ class SharedEpisodes:
             self._acted[part.agent.index, rewarded] = True
             stepped.update(rewarded)
         self._lengths[list(stepped)] += 1
-        booked = self._ended(over, len(stepped), idle)
+        booked = self.so_far(over)
+        self._returns[:, over], self._acted[:, over], self._lengths[over] = 0, False, 0
+        totals = booked.env_returns + [idle.get(each, 0.0) for each in over]  # [L]
         for part in parts:  # these may belong to the next episode
             for at, reward in part.early:
                 self._returns[part.agent.index, part.environments[at]] += reward
-        return booked
-
-    def _ended(self, over: list[int], steps: int, idle: Mapping[int, float]) -> BookedBatch:
-        if not over:  # most batches
-            return BookedBatch(_NONE, _NONE_LONG, _NONE[:, None], steps)
-        so_far = self.so_far(over)
-        self._returns[:, over], self._acted[:, over], self._lengths[over] = 0, False, 0
-        totals = so_far.env_returns + [idle.get(each, 0.0) for each in over]  # [L]
-        return so_far._replace(env_returns=totals, steps=steps)
+        return booked._replace(env_returns=totals, steps=len(stepped))
 
     def so_far(self, environments: Sequence[int]) -> BookedBatch:
         """Return results of running episodes in environments [L], without steps."""
