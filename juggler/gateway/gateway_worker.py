@@ -487,7 +487,8 @@ class GatewayRunner(SamplingWorker):
         """Return whether its batches are complete, or its steps are done."""
         if asked.until is not None and self._server.manager.env_steps >= asked.until:
             return True
-        batches = [self._players[each].complete_batches for each in asked.modules]
+        players = [self._players[each] for each in asked.modules]
+        batches = [len(each.rows.complete) // each.most_rows for each in players]
         return all(each >= 1 for each in batches) or any(each >= 2 for each in batches)
 
     def _finish(self, asked: AskedRound) -> None:
@@ -497,7 +498,11 @@ class GatewayRunner(SamplingWorker):
             NonFiniteBatch: steps of a module are lost. All requests are answered.
         """
         started = time.perf_counter()
-        self._report_notes()
+        # How modules act, once per class, from the first gateway.
+        notes = [note for each in self._players.values() for note in each.policy.take_notes()]
+        for at, note in enumerate(notes):
+            if self._index == 0 and note not in notes[:at]:
+                self._attachment.report(note)
         results = {each: self._players[each].result() for each in asked.modules}
         # The driver counts results of modules without a request with this round.
         others, self._left = self._left, {}
@@ -524,14 +529,6 @@ class GatewayRunner(SamplingWorker):
         here.connected, here.environments = self._server.manager.guests.here()
         return receipt
 
-    def _report_notes(self) -> None:
-        """Report how modules act, once per class, from the first gateway."""
-        notes: list[training_pb2.Note] = []
-        for player in self._players.values():
-            notes.extend(each for each in player.policy.take_notes() if each not in notes)
-        for note in notes if self._index == 0 else ():
-            self._attachment.report(note)
-
     def _report_slow_batch(self) -> None:
         """Report how full a slow batch is, at growing intervals."""
         asked = self._asked[0] if self._asked else None
@@ -543,7 +540,11 @@ class GatewayRunner(SamplingWorker):
             self._slow = asked, since, 2 * waited
             parts = []
             for module_id in asked.modules:
-                steps, size = self._players[module_id].fullness()
+                player = self._players[module_id]
+                size = player.most_rows * player.rows.steps
+                complete = player.rows.columns["lengths"][player.rows.complete]
+                filling = player.of["step"][player.of["row"] >= 0]
+                steps = min(int(complete.sum() + filling.sum()), size)
                 whose = "" if len(asked.requests) == 1 else f" of module {module_id}"
                 parts.append(f"{steps:,} of {size:,} steps{whose}")
             text = f"has {', '.join(parts)} of its next batch after {waited:.0f} s"
@@ -657,18 +658,6 @@ class ServedPlayer(ModulePlayer):
     def ready(self) -> training_pb2.Ready.Module:
         """Message that reports a trained module to the driver."""
         return self._parts.ready(self.module_id, self.most_rows, self.rows.steps)
-
-    @property
-    def complete_batches(self) -> int:
-        """Number of complete batches."""
-        return len(self.rows.complete) // self.most_rows
-
-    def fullness(self) -> tuple[int, int]:
-        """Return the number of steps for the next batch, and its size."""
-        whole = self.most_rows * self.rows.steps
-        complete = self.rows.columns["lengths"][self.rows.complete]
-        filling = self.of["step"][self.of["row"] >= 0]
-        return min(int(complete.sum() + filling.sum()), whole), whole
 
     def load_newest_weights(self) -> None:
         """Load the newest weights that have arrived."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -124,27 +123,25 @@ class ModulePlayer(PacedSlots):
         slots = np.concatenate([share.slots for share in shares])  # [B]
         if self.episode_log is not None:
             self.episode_log.arrive(shares, shown)
-        observations = self.see(shown, partial(_shown, shares))  # [B, ...]
+        live = _shown(shares)  # [B]
+        observations = self.see(shown, live)  # [B, ...]
         self._take_results(shares, slots, observations)
         put(self.of["seen"], slots, observations)
         if self.greedy is not None:
             put(self.of["shown"], slots, shown)
         # A row does not stall while its agent waits for an action.
-        self.of["acted_at"][slots] = np.inf
-        for share in shares:
-            if share.paused:
-                self.of["acted_at"][share.slots[share.paused]] = time.monotonic()
+        self.of["acted_at"][slots] = np.where(live, np.inf, time.monotonic())
         self.waiting.extend(shares)
 
-    def see(self, shown: Tree, live: Callable[[], NDArray[np.bool_]]) -> Tree:
+    def see(self, shown: Tree, live: NDArray[np.bool_]) -> Tree:
         """Convert observations [B, ...] of simulators for batches.
 
         Args:
-            live: returns [B], the observations that connectors learn from.
+            live: [B] the observations that connectors learn from.
         """
         observations: Tree = self._connectors.watch(shown)
         if self._connectors.rewrites:
-            delta = self._connectors.take_delta(live()[:, None])
+            delta = self._connectors.take_delta(live[:, None])
             self._delta = merge(self._delta, delta) if self._delta else delta
         return observations
 

@@ -108,21 +108,18 @@ class RecordingReader:
             SessionError: the recording is not valid.
         """
         try:
-            self._check_place(session, message)
+            check_agents(session, [message], "a recording")
+            (environment,) = environments_of(session, [message.environment])
+            if not message.starts and not session.alone.acted[environment]:
+                text = (
+                    f"environment {environment} is in no episode: the first recording of one says "
+                    "starts, and the last one terminated or truncated"
+                )
+                raise SessionError(Code.OUT_OF_ORDER, text)
             return self._read(session, message)
         except SessionError as error:
             error.seq = message.seq
             raise
-
-    def _check_place(self, session: GatewaySession, message: pb.Recording) -> None:
-        check_agents(session, [message], "a recording")
-        (environment,) = environments_of(session, [message.environment])
-        if not message.starts and not session.alone.acted[environment]:
-            text = (
-                f"environment {environment} is in no episode: the first recording of one says "
-                "starts, and the last one terminated or truncated"
-            )
-            raise SessionError(Code.OUT_OF_ORDER, text)
 
     def _read(self, session: GatewaySession, message: pb.Recording) -> Recording:
         steps = len(message.rewards)
@@ -294,12 +291,9 @@ class LocalInference:
             )
 
         # Connectors learn from each observation once.
-        def new() -> NDArray[np.bool_]:
-            live = np.ones(len(recording.rewards) + 1, np.bool_)  # [L + 1]
-            live[0] = recording.starts  # otherwise the last recording ended with it
-            return live
-
-        recording.observations = player.see(recording.observations, new)  # [L + 1, ...]
+        live = np.ones(len(recording.rewards) + 1, np.bool_)  # [L + 1]
+        live[0] = recording.starts  # otherwise the last recording ended with it
+        recording.observations = player.see(recording.observations, live)  # [L + 1, ...]
         self.waiting.append(recording)
         self.bytes_waiting += recording.bytes
         player.counts["steps_recorded"] += len(recording.rewards)
