@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from juggler.gateway.agents import ModuleAssignment
 from juggler.gateway.curriculum import Curriculum
 from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.module_player import ModulePlayer
-from juggler.gateway.session_manager import ConnectionLog, GatewaySettings
+from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.sessions import AgentInterface, GatewaySession
 from juggler.gateway.standalone_gateway import ALONE, LOOK_SECONDS, StandaloneGateway
 from juggler.gateway.step_batches import PlayerRows
@@ -111,7 +111,7 @@ def check(given: Arguments, report: Callable[[str], None]) -> list[Finding]:
             if words:
                 process = _started([word.replace(ADDRESS, address) for word in words])
             _wait(work, process, given.seconds)
-            if process is not None and work.guests.why_left and not work.failed_sessions:
+            if process is not None and "left" in work.why and "failed" not in work.why:
                 process.join(_END_SECONDS)  # it said goodbye, so its status is its own
             status = None if process is None else process.exitcode
         finally:
@@ -150,8 +150,6 @@ def _serve(work: Check, given: Arguments, address: str) -> str:
     )
     tls = read_tls(None)
     work.server = GatewayServer(Transport(read_token(None, tls)), work, settings, work.failed)
-    manager = work.server.manager
-    work.guests = manager.guests = Guests(manager.sessions, work.report_line)
     return work.server.start(address, tls, given.insecure)
 
 
@@ -260,24 +258,8 @@ def _at(path: Path) -> str:
     return f" of {path_name(path)!r}" if path else ""
 
 
-class Guests(ConnectionLog):
-    """Notes why simulators left, and why the first one was refused."""
-
-    why_left = why_refused = ""
-
-    def left(self, session: GatewaySession, why: str, *, failed: bool) -> None:
-        super().left(session, why, failed=failed)
-        self.why_left = why
-
-    def refused(self, peer: str, why: str) -> None:
-        super().refused(peer, why)
-        self.why_refused = self.why_refused or why
-
-
 class Check(StandaloneGateway):
     """Checks simulators by random play through a gateway."""
-
-    guests: Guests  # the gateway's log of connections
 
     def __init__(self, steps: int, report: Callable[[str], None]) -> None:
         super().__init__(report)
@@ -296,14 +278,14 @@ class Check(StandaloneGateway):
         return self._cut_at > 0
 
     @property
-    def failed_sessions(self) -> float:
-        """Number of sessions that broke a rule."""
-        return self._counts["sessions_failed"]
+    def why(self) -> Mapping[str, str]:
+        """The newest reasons why simulators came and went, by kind."""
+        return self.server.manager.guests.why
 
     @property
     def _rule(self) -> str:
         """The broken rule; "": none was broken."""
-        return self.guests.why_refused or (self.guests.why_left if self.failed_sessions else "")
+        return self.why.get("refused") or self.why.get("failed", "")
 
     def progress(self) -> str:
         """Describe the progress of the check."""
@@ -323,9 +305,9 @@ class Check(StandaloneGateway):
         elif counts["sessions_begun"] > before["sessions_begun"]:
             self._last = now
         self._counts, self._looked_at = counts, now
-        connected, _ = self.guests.here()
+        connected, _ = self.server.manager.guests.here()
         self._is_lost = counts["sessions_lost"] > 0 or connected < counts["sessions"]
-        left = self.guests.why_left and not counts["sessions"]
+        left = "left" in self.why and not counts["sessions"]
         if self._rule or left or self._is_over(counts, now):
             self.over.set()
 
@@ -383,7 +365,7 @@ class Check(StandaloneGateway):
         steps, seconds = self._counts["steps"], max(self._last - self._began, 1e-3)
         text = f"{steps:,.0f} in {seconds:.1f} s, {steps / seconds:,.0f}/s"
         silent = self._looked_at - self._last
-        if steps >= self._wanted or self.guests.why_left or self._is_lost or self._rule:
+        if steps >= self._wanted or "left" in self.why or self._is_lost or self._rule:
             yield Finding("steps", "ok", text)
         else:
             text += f"; all were answered, but none came in the last {silent:.0f} s"

@@ -629,6 +629,7 @@ class ConnectionLog:
     ) -> None:
         self._sessions, self._report_line = sessions, report_line
         self._rows, self._evaluates, self._clock = rows, evaluates, clock
+        self.why: dict[str, str] = {}  # the newest reason, by kind of line
         # By kind of line: since when it is counted, in seconds, the count, and the newest line.
         self._of: dict[str, tuple[float, int, str]] = {}
 
@@ -694,6 +695,7 @@ class ConnectionLog:
 
     def _line(self, kind: str, what: str, why: str) -> None:
         self.report_omitted()
+        self.why[kind] = why
         text = f"{what}: {one_line(why, _LONGEST)}"
         began, count, _ = self._of.get(kind, (self._clock(), 0, ""))
         self._of[kind] = began, count + 1, text

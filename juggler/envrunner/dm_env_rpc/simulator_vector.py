@@ -103,7 +103,14 @@ class WorldStream:
                 # A simulator may start after the run, or restart during it.
                 spent = time.monotonic() - started
                 if spent + pause > self._options.connect_seconds:
-                    raise await self._out_of_reach(error, spent) from None
+                    # It dials once more and blocks, so it runs in a thread.
+                    own = self.address, "simulator", self._tls
+                    raise SimulatorError(
+                        await asyncio.to_thread(why_not_secure, *own)
+                        or f"no simulator answers at {self.address} (tried for {spent:.0f} s: "
+                        f"{error}). Is it running, is the address right, and can this host reach "
+                        "it? env_kwargs.connect_seconds says how long to try"
+                    ) from None
                 late = spent < pause or time.monotonic() - reported > _PROGRESS_SECONDS
                 if late and self._index == 0:  # one line for all agents of an EnvRunner
                     reported = time.monotonic()
@@ -274,16 +281,6 @@ class WorldStream:
         return SimulatorError(
             f"the stream to the simulator broke: {code.name}: {text}",
             unavailable=unknown or code is grpc.StatusCode.UNAVAILABLE,
-        )
-
-    async def _out_of_reach(self, error: SimulatorError, spent: float) -> SimulatorError:
-        # It dials once more and blocks, so it runs in a thread.
-        refused = await asyncio.to_thread(why_not_secure, self.address, "simulator", self._tls)
-        return SimulatorError(
-            refused
-            or f"no simulator answers at {self.address} (tried for {spent:.0f} s: {error}). Is it "
-            "running, is the address right, and can this host reach it? env_kwargs.connect_seconds "
-            "says how long to try"
         )
 
 

@@ -154,7 +154,11 @@ class Spec:
                 f"{self.name!r} arrived as {came or 'nothing'}, and its spec says {self.field}"
             )
         given = tuple(tensor.shape)
-        if given != self.shape and not self._is_meant_by(given):
+        if given != self.shape and (
+            len(given) != len(self.shape)
+            or given.count(-1) > 1
+            or not all(a in (b, -1) for a, b in zip(given, self.shape, strict=True))
+        ):
             raise SimulatorError(
                 f"{self.name!r} arrived with shape {list(given)}, and its spec says "
                 f"{list(self.shape)}"
@@ -167,14 +171,6 @@ class Spec:
     def encode(self, tensor: pb.Tensor, array: NDArray[Any]) -> None:
         """Write an array [*shape] of the dtype into a new message."""
         _write(tensor, self.field, array)
-
-    def _is_meant_by(self, given: tuple[int, ...]) -> bool:
-        """Return whether a shape with one open dimension fits the spec."""
-        return (
-            len(given) == len(self.shape)
-            and sum(length < 0 for length in given) <= 1
-            and all(a in (b, -1) for a, b in zip(given, self.shape, strict=True))
-        )
 
     def _bound(self, message: pb.TensorSpec.Value, which: str) -> NDArray[Any] | None:
         field = message.WhichOneof("payload")
