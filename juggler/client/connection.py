@@ -97,6 +97,8 @@ class GatewayConnection:
         self._tls = tls or os.environ.get("JUGGLER_TLS", "")
         self._channel: Any = None
         self._seq = 0
+        # Messages to send again if the stream breaks, by number; 0: a request for a policy.
+        self._unanswered: dict[int, pb.FromSimulator] = {}
         self._begun = [0] * hello.environments  # episodes
         self.parameters: dict[str, float] = {}
         self.welcome = self._dial(timeout)
@@ -142,22 +144,21 @@ class GatewayConnection:
         steps = pb.StepBatch(seq=self._seq, agents=agents, continuing=continuing)
         if idle:
             steps.idle_rewards[0] = idle
-        message = pb.FromSimulator(steps=steps)
-        self._send(message)
+        self._send(pb.FromSimulator(steps=steps), self._seq)
         while True:
-            answer = self._receive([message])
+            answer = self._receive()
             if answer.WhichOneof("message") == "actions" and answer.actions.seq == self._seq:
+                del self._unanswered[self._seq]
                 return answer.actions
 
-    def _send(self, message: pb.FromSimulator) -> None:
+    def _send(self, message: pb.FromSimulator, number: int | None = None) -> None:
+        """Send a message, which has an answer if it has a number."""
+        if number is not None:
+            self._unanswered[number] = message
         self._outgoing.put(message)
 
-    def _receive(self, unanswered: Iterable[pb.FromSimulator]) -> pb.ToSimulator:
-        """Wait for the next message.
-
-        Args:
-            unanswered: messages to send again if the stream breaks.
-        """
+    def _receive(self) -> pb.ToSimulator:
+        """Wait for the next message."""
         while True:
             try:
                 return self._next()
@@ -165,7 +166,7 @@ class GatewayConnection:
                 if error.code() not in _BROKEN:
                     raise _as_failure(error, self._address) from None
             self.welcome = self._dial(self.welcome.resume_seconds)
-            for message in unanswered:
+            for message in self._unanswered.values():
                 self._send(message)
 
     def _next(self) -> pb.ToSimulator:
@@ -177,6 +178,7 @@ class GatewayConnection:
         if answer.HasField("notice"):
             _LOG.info("%s", answer.notice.text)
         if answer.HasField("error"):
+            self._unanswered.clear()  # the session has ended
             error = answer.error
             raise GatewayError(pb.Error.Code.Name(error.code), error.message, error.retryable)
         for part in (answer.actions, answer.recorded, answer.welcome):
@@ -209,7 +211,12 @@ class GatewayConnection:
 
     def _open(self, deadline: float) -> pb.Welcome:
         self._disconnect()
-        self._channel = _channel(self._address, self._tls)
+        if self._tls:
+            names = ("ca.pem", "key.pem", "cert.pem")
+            own = grpc.ssl_channel_credentials(*(Path(self._tls, n).read_bytes() for n in names))
+            self._channel = grpc.secure_channel(self._address, own, options=_OPTIONS)
+        else:
+            self._channel = grpc.insecure_channel(self._address, options=_OPTIONS)
         self._outgoing: queue.SimpleQueue[pb.FromSimulator | None] = queue.SimpleQueue()
         self._send(pb.FromSimulator(hello=self._hello))
         method = self._channel.stream_stream(
@@ -263,11 +270,3 @@ def _as_failure(error: Any, address: str) -> GatewayError:
     if _TOO_LARGE in text:
         text += ". Send fewer environments or steps in one message, or smaller observations"
     return GatewayError(code.name, text, code in _BROKEN)
-
-
-def _channel(address: str, tls: str) -> Any:
-    if not tls:
-        return grpc.insecure_channel(address, options=_OPTIONS)
-    ca, certificate, key = (Path(tls, n).read_bytes() for n in ("ca.pem", "cert.pem", "key.pem"))
-    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-    return grpc.secure_channel(address, credentials, options=_OPTIONS)

@@ -51,7 +51,12 @@ def play(
     """
     made = isinstance(env, str)
     if made:
-        env = _gymnasium().make(env, **(env_kwargs or {}))
+        try:
+            gymnasium = importlib.import_module("gymnasium")
+        except ModuleNotFoundError as error:
+            text = "environments by name need the package gymnasium: pip install gymnasium"
+            raise ModuleNotFoundError(text) from error
+        env = gymnasium.make(env, **(env_kwargs or {}))
     spaces = env.observation_space, env.action_space
     returns: list[float] = []
 
@@ -129,14 +134,6 @@ def _until_the_end(session_with: Callable[[int | None], None], seed: int | None)
             if error.code != "UNKNOWN_SESSION":
                 raise
         seed = None  # a dead gateway has been replaced
-
-
-def _gymnasium() -> Any:
-    try:
-        return importlib.import_module("gymnasium")
-    except ModuleNotFoundError as error:
-        text = "environments by name need the package gymnasium: pip install gymnasium"
-        raise ModuleNotFoundError(text) from error
 
 
 def _play(

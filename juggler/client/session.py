@@ -25,7 +25,7 @@ from juggler.runtime.wire.flags import as_flag
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 _PROTOCOL = 1
-_POLICY_REQUEST = pb.FromSimulator(policy=pb.PolicyRequest())
+_POLICY = 0  # number of a request for a policy
 _MODES = {"remote": pb.REMOTE_INFERENCE, "local": pb.LOCAL_INFERENCE, "logged": pb.LOGGED_DATA}
 
 
@@ -165,9 +165,7 @@ class Session(GatewayConnection):
         self.version: Version = (0, 0)
         self.newest: Version = (0, 0)
         self.steps_recorded = self.steps_stale = 0
-        self._unanswered: dict[int, pb.FromSimulator] = {}  # recordings, by seq
         self._chunks = bytearray()  # received part of a policy
-        self._due = False  # a policy was requested
         self._pulls, self._calls = pull, 0
         # The policy comes before the first step, in which this process already acts.
         local = hello.mode == pb.LOCAL_INFERENCE
@@ -327,9 +325,8 @@ class Session(GatewayConnection):
             GatewayError: the session has ended.
         """
         self._flush()
-        self._due = True
-        self._send(_POLICY_REQUEST)
-        while self._due:
+        self._send(pb.FromSimulator(policy=pb.PolicyRequest()), _POLICY)
+        while _POLICY in self._unanswered:
             self._process_answer()
         return self.version
 
@@ -364,15 +361,14 @@ class Session(GatewayConnection):
             self._process_answer()
         self._seq += 1
         recording.seq = self._seq
-        message = self._unanswered[self._seq] = pb.FromSimulator(recording=recording)
-        self._send(message)
+        self._send(pb.FromSimulator(recording=recording), self._seq)
 
     def _wait(self) -> None:
         while self._unanswered:
             self._process_answer()
 
     def _process_answer(self) -> None:
-        answer = self._receive([*self._unanswered.values(), *[_POLICY_REQUEST] * self._due])
+        answer = self._receive()
         kind = answer.WhichOneof("message")
         if kind == "recorded":
             self._announced(answer.recorded.newest)
@@ -382,7 +378,7 @@ class Session(GatewayConnection):
             self.steps_stale += steps if answer.recorded.stale else 0
         elif kind == "new_policy":
             self._announced(answer.new_policy.version)
-        elif kind == "policy" and self._due:  # a policy may come twice
+        elif kind == "policy" and _POLICY in self._unanswered:  # a policy may come twice
             self._take_chunk(answer.policy)
 
     def _announced(self, version: pb.PolicyVersion) -> Version:
@@ -400,7 +396,7 @@ class Session(GatewayConnection):
         model = bytes(self._chunks)
         if hashlib.sha256(model).digest() != chunk.sha256:
             raise GatewayError("BAD_MESSAGE", "the policy is not what its digest says")
-        self._due = False
+        del self._unanswered[_POLICY]
         self.version = self._announced(chunk.version)
         if self._policy is not None:
             self._policy.use(model, self.version)
@@ -487,7 +483,11 @@ class AgentsSession(GatewayConnection):
                 no effect.
         """
         shown = observations or {}
-        self._check_known(shown, rewards, terminated, truncated, infos)
+        for mapping in (shown, rewards, terminated, truncated, infos):
+            for name in mapping if isinstance(mapping, Mapping) else ():
+                if name not in self._agents:
+                    known = ", ".join(self._agents)
+                    raise ValueError(f"agent {name!r} is none of this session's: {known}")
         # A refused argument leaves the agents unchanged, so the call may be repeated.
         agents = {name: replace(agent) for name, agent in self._agents.items()}
         self._add(agents, rewards or {}, infos or {})
@@ -589,14 +589,6 @@ class AgentsSession(GatewayConnection):
         agent.acted, agent.reward, agent.infos = True, 0.0, {}
         self.versions[name] = (given.version.generation, given.version.update)
         return agent.actions.from_tensors(given.actions, one=True)
-
-    def _check_known(self, *given: Any) -> None:
-        for mapping in given:
-            for name in mapping if isinstance(mapping, Mapping) else ():
-                if name not in self._agents:
-                    raise ValueError(
-                        f"agent {name!r} is none of this session's: {', '.join(self._agents)}"
-                    )
 
 
 def _is_set(what: str, flags: Mapping[str, bool] | bool, name: str) -> bool:
