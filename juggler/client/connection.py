@@ -211,6 +211,7 @@ class GatewayConnection:
 
     def _open(self, deadline: float) -> pb.Welcome:
         self._disconnect()
+        # Both sides show a certificate of the run's own authority.
         if self._tls:
             names = ("ca.pem", "key.pem", "cert.pem")
             own = grpc.ssl_channel_credentials(*(Path(self._tls, n).read_bytes() for n in names))
@@ -225,6 +226,7 @@ class GatewayConnection:
             response_deserializer=pb.ToSimulator.FromString,
         )
         self._answers = method(iter(self._outgoing.get, None), metadata=self._metadata)
+        # gRPC reports an unreachable gateway with the first answer.
         with _within(deadline - time.monotonic(), self._answers):
             answer = self._next()
         if answer.WhichOneof("message") != "welcome":

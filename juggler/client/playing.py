@@ -51,6 +51,7 @@ def play(
     """
     made = isinstance(env, str)
     if made:
+        # The client itself does not depend on Gymnasium.
         try:
             gymnasium = importlib.import_module("gymnasium")
         except ModuleNotFoundError as error:
@@ -60,6 +61,7 @@ def play(
     spaces = env.observation_space, env.action_space
     returns: list[float] = []
 
+    # The returns outlive a session: playing may continue at another gateway.
     def session_with(seed: int | None) -> None:
         with connect(address, *spaces, mode=mode, **options) as session:
             _play(env, session, episodes, seed, returns)

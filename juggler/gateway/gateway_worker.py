@@ -433,6 +433,7 @@ class GatewayRunner(SamplingWorker):
                 self._server.manager.lose(session)
         while self._new and self._can_begin(self._new[0]):
             self._begin_round(self._new.popleft())
+        # Weights arrive in another thread, without a call of `wake`.
         if self._new:
             self._server.wake(_LOOK_SECONDS)
         while self._asked and self._is_over(self._asked[0]):
@@ -543,6 +544,7 @@ class GatewayRunner(SamplingWorker):
                 player = self._players[module_id]
                 size = player.most_rows * player.rows.steps
                 complete = player.rows.columns["lengths"][player.rows.complete]
+                # Rows that are being filled count, too.
                 filling = player.of["step"][player.of["row"] >= 0]
                 steps = min(int(complete.sum() + filling.sum()), size)
                 whose = "" if len(asked.requests) == 1 else f" of module {module_id}"

@@ -111,6 +111,7 @@ class WorldStream:
                         f"{error}). Is it running, is the address right, and can this host reach "
                         "it? env_kwargs.connect_seconds says how long to try"
                     ) from None
+                # At once, and then every few seconds.
                 late = spent < pause or time.monotonic() - reported > _PROGRESS_SECONDS
                 if late and self._index == 0:  # one line for all agents of an EnvRunner
                     reported = time.monotonic()

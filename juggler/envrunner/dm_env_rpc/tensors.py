@@ -153,6 +153,7 @@ class Spec:
             raise SimulatorError(
                 f"{self.name!r} arrived as {came or 'nothing'}, and its spec says {self.field}"
             )
+        # One dimension may be left open, as -1.
         given = tuple(tensor.shape)
         if given != self.shape and (
             len(given) != len(self.shape)
