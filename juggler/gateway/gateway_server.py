@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -40,6 +40,8 @@ from juggler.runtime.wire.v1 import simulator_pb2 as pb
 _SWEEP_SECONDS = 0.25
 #: A simulator gets a notice if it waits longer than this for an action.
 _NOTICE_SECONDS = 1.0
+_TEXT = "no samples are requested now; answers follow as soon as they are"
+_NOTICE = pb.ToSimulator(notice=pb.Notice(kind=pb.Notice.WAITING, text=_TEXT)).SerializeToString()
 #: Maximum number of streams that have sent no hello yet.
 _MOST_SILENT = 1024
 
@@ -348,7 +350,10 @@ class GatewayServer:
             *(() if self._local is None else self._local.waiting)
         ]
         waiting += [share.steps.batch for player in players for share in player.waiting]
-        notify({each.session for each in waiting if each.arrived < since})
+        for session in {each.session for each in waiting if each.arrived < since}:
+            if session.stream is not None and not session.knows_of_wait:
+                session.stream.send(_NOTICE)
+                session.knows_of_wait = True
 
     # -- information about the gateway ------------------------------------------------------------
 
@@ -435,16 +440,3 @@ class Clock:
                     return
                 self._due = math.inf  # nothing is due
             self._strike()
-
-
-_WAITING = "no samples are requested now; answers follow as soon as they are"
-
-
-def notify(sessions: Iterable[GatewaySession]) -> None:
-    """Send simulators that they wait, once until their next answer."""
-    notice = pb.Notice(kind=pb.Notice.WAITING, text=_WAITING)
-    message = pb.ToSimulator(notice=notice).SerializeToString()
-    for session in sessions:
-        if session.stream is not None and not session.knows_of_wait:
-            session.stream.send(message)
-            session.knows_of_wait = True

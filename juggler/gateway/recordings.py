@@ -405,7 +405,6 @@ class LocalInference:
             recording = self.waiting.popleft()
             if recording.session.id not in here:
                 self._player.counts["steps_lost"] += recording.left
-                self.bytes_waiting -= recording.bytes
                 continue
             # Recordings of one environment continue each other, so none may overtake.
             if recording.place not in full:
@@ -415,34 +414,29 @@ class LocalInference:
                 full.add(recording.place)
             else:
                 done.append(recording)
-                self.bytes_waiting -= recording.bytes
         self.waiting = later
+        self.bytes_waiting = sum(each.bytes for each in later)
         return done
 
     def _use(self, recording: Recording, wanted: int) -> int:
         """Use steps while rows are wanted; return the number of new rows."""
         player, place, begun = self._player, recording.place, 0
-        if recording.starts and not recording.taken and player.of["length"][place]:
+        of, steps = player.of, player.rows.steps
+        if recording.starts and not recording.taken and of["length"][place]:
             player.cut(place)  # another episode was running there
+        if self._is_stale(recording):
+            player.counts["steps_stale"] += recording.left
+            recording.stale = True
+            player.pause(np.array([place]))
+            self._follow(recording, recording.left)
+            self._count(recording, recording.left)
         # A row that has begun is filled in any case; only a new one needs a request.
-        while recording.left:
-            count = recording.left
-            if self._is_stale(recording):
-                player.counts["steps_stale"] += count
-                recording.stale = True
-                player.pause(np.array([place]))
-                self._follow(recording, count)
-                self._count(recording, count)
-                continue
+        while recording.left and (of["row"][place] >= 0 or begun < wanted):
             # A recording may have more steps than its row has left.
-            if player.of["row"][place] < 0:
-                if begun >= wanted:
-                    break
-                begun += 1
-                count = min(count, player.rows.steps)
-            else:
-                count = min(count, player.rows.steps - int(player.of["step"][place]))
-            self._write(recording, count)
+            is_new = bool(of["row"][place] < 0)
+            begun += is_new
+            filled = 0 if is_new else int(of["step"][place])
+            self._write(recording, min(recording.left, steps - filled))
         return begun
 
     def _is_stale(self, recording: Recording) -> bool:
