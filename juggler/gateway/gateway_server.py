@@ -32,7 +32,7 @@ from juggler.gateway.step_batches import (
 )
 from juggler.gateway.transport import GatewayStream, Transport
 from juggler.runtime.actors.tls import Tls
-from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
+from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.wire.structures import first_leaf, take
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -306,18 +306,18 @@ class GatewayServer:
                 answers = player.answer(wanted, self._settings.max_batch, holds_up)
                 if not answers:
                     break
-                for share, actions in answers:
-                    self._answer(share, actions, player.version)
+                for share in answers:
                     self.counted["waited_seconds"] += started - share.steps.batch.arrived
                     self.counted["inferred_rows"] += len(share.slots)
+                # A batch of several agents may have several shares among them.
+                for batch in dict.fromkeys(share.steps.batch for share in answers):
+                    self._answer(batch)
                 self.seconds["inference"] += time.perf_counter() - started
                 self.counted["inferences"] += 1
                 self.counted["inferred_batches"] += len(answers)
 
-    def _answer(self, share: PlayerRows, actions: list[bytes], version: Version) -> None:
+    def _answer(self, batch: StepMessage) -> None:
         """Answer a batch of steps once it has all actions."""
-        batch = share.steps.batch
-        share.answer(actions, version)
         # A message is answered as a whole, although several players may act.
         if any(part.due for part in batch.parts):
             return

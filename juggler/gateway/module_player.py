@@ -190,10 +190,8 @@ class ModulePlayer(PacedSlots):
 
     # -- outgoing actions -------------------------------------------------------------------------
 
-    def answer(
-        self, wanted: int, most_rows: int, holds_up: bool
-    ) -> list[tuple[PlayerRows, list[bytes]]]:
-        """Choose actions for waiting shares; return them with bytes by leaf.
+    def answer(self, wanted: int, most_rows: int, holds_up: bool) -> list[PlayerRows]:
+        """Choose actions for waiting shares; return the shares.
 
         The oldest shares come first.
 
@@ -224,14 +222,14 @@ class ModulePlayer(PacedSlots):
             leaves = zip(tree_leaves(tree), self._leaves, strict=True)
             sent = [np.asarray(array, leaf.dtype).tobytes() for (_, array), leaf in leaves]
         # All shares have one array, of which each simulator gets its own bytes.
-        answers, begin = [], 0
+        begin = 0
         for share in chosen:
             end = begin + len(share.acting)
             pairs = zip(sent, self._leaves, strict=False)  # `sent` is empty if no row acts
             data = [each[begin * leaf.row_bytes : end * leaf.row_bytes] for each, leaf in pairs]
-            answers.append((share, data))
+            share.answer(data, self.version)
             begin = end
-        return answers
+        return chosen
 
     def _next(
         self, wanted: int, most_rows: int, holds_up: bool
