@@ -122,7 +122,6 @@ class EpisodeWriter:
         self._waiting: deque[RecordedEpisode] = deque()
         self._bytes = 0  # of episodes that are queued or being written
         self._closing = False
-        self._hung = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="recording", daemon=True)
         self._thread.start()
@@ -134,7 +133,7 @@ class EpisodeWriter:
         and the gateway continues.
         """
         with self._changed:
-            if self._hung:
+            if self._closing:
                 return
             free = self._changed.wait_for(
                 lambda: self._bytes < _MOST_BYTES or self._error, _DISK_SECONDS
@@ -143,7 +142,7 @@ class EpisodeWriter:
             if self._error is not None:
                 raise self._error
             if not free:
-                self._hung = True
+                self._closing = True
                 self._waiting.clear()
                 self._episodes.end(f"the disk has written nothing for {_DISK_SECONDS:g} s")
                 return
@@ -170,23 +169,20 @@ class EpisodeWriter:
 
     def _work(self) -> None:
         try:
-            while self._write_next():
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._waiting or self._closing, _LOOK_SECONDS)
+                    episode = self._waiting.popleft() if self._waiting else None
+                    if episode is None and self._closing:
+                        break
+                if episode is not None:
+                    self._episodes.add(episode)
+                    with self._changed:
+                        self._bytes -= episode.nbytes
+                        self._changed.notify_all()
                 self._episodes.complete_if_old()
             self._episodes.complete()
         except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
-
-    def _write_next(self) -> bool:
-        """Write the next episode; return False once closed and empty."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing, _LOOK_SECONDS)
-            if not self._waiting:
-                return not self._closing
-            episode = self._waiting.popleft()
-        self._episodes.add(episode)
-        with self._changed:
-            self._bytes -= episode.nbytes
-            self._changed.notify_all()
-        return True

@@ -230,13 +230,14 @@ class SessionManager:
         self._prepare(module_id, len(self._casting.table), interface)
         for session in self.sessions.by_id.values():
             for each in session.agents:
-                each.seat(module_id, self.players[module_id].seat(session.environments))
+                places = self.players[module_id].seat(session.environments)
+                each.seats[module_id] = np.array(places, np.intp)
 
     def remove_player(self, module_id: str) -> None:
         """Remove a league's player that no running episode has."""
         for session in self.sessions.by_id.values():
             for each in session.agents:
-                each.unseat(module_id)
+                each.seats.pop(module_id, None)
         if module_id in self.players:
             self._counts.update(self.players[module_id].counts)
             del self.players[module_id]
@@ -576,32 +577,29 @@ def no_room(more: NDArray[np.int64], here: NDArray[np.int64]) -> SessionError | 
             one step of all these environments.
         here: [3] load of the other sessions.
     """
-    _, its_environments, its_numbers = more.tolist()
-    sessions_here, environments_here, numbers_here = here.tolist()
-    sessions, environments, numbers = (here + more).tolist()
+    most = MOST_SESSIONS, MOST_ENVIRONMENTS, MOST_NUMBERS
+    sessions, environments, numbers = (here + more > most).tolist()  # what is too much
+    retryable = True
     # Waiting does not help a session that is too large by itself.
-    if its_environments > MOST_ENVIRONMENTS:
+    if more[1] > MOST_ENVIRONMENTS:
+        text = f"{more[1]} environments in one session, once for each agent: have at most "
+        text += f"{MOST_ENVIRONMENTS}"
+        retryable = False
+    elif sessions or environments:
         text = (
-            f"{its_environments} environments in one session, once for each agent: have at most "
-            f"{MOST_ENVIRONMENTS}"
-        )
-        return SessionError(Code.FULL, text)
-    if sessions > MOST_SESSIONS or environments > MOST_ENVIRONMENTS:
-        text = (
-            f"{sessions_here} sessions with {environments_here} environments are here, and at most "
-            f"{MOST_SESSIONS} with {MOST_ENVIRONMENTS}, once for each agent, may be: start another "
-            "gateway"
+            f"{here[0]} sessions with {here[1]} environments are here, and at most {MOST_SESSIONS} "
+            f"with {MOST_ENVIRONMENTS}, once for each agent, may be: start another gateway"
         )
     # Infos have a limit of their own, because their names come from the simulator.
-    elif its_numbers and numbers > MOST_NUMBERS:
+    elif numbers:
         text = (
-            f"its info_names are {its_numbers} numbers for each step of all environments and "
-            f"agents, {numbers_here} of other sessions are here, and at most {MOST_NUMBERS} may "
-            "be: name fewer, or start another gateway"
+            f"its info_names are {more[2]} numbers for each step of all environments and agents, "
+            f"{here[2]} of other sessions are here, and at most {MOST_NUMBERS} may be: name fewer, "
+            "or start another gateway"
         )
     else:
         return None
-    return SessionError(Code.FULL, text, retryable=True)
+    return SessionError(Code.FULL, text, retryable=retryable)
 
 
 #: Within this time, further lines of one kind are only counted.

@@ -181,8 +181,6 @@ class SessionAgent:
         seats: [N] its places in each player that may act for it, by player.
 
     Attributes:
-        player: the first of these players; all have the same spaces.
-        places: [N] its places in this player.
         everyone: numbers of all environments, in order.
         waiting: 1 for each environment where its action is due, by number.
         acted: 1 for each environment where it has had an action in the episode.
@@ -193,10 +191,8 @@ class SessionAgent:
         self, index: int, name: str, seats: Mapping[str, list[int]], interface: AgentInterface
     ) -> None:
         self.index, self.name, self.interface = index, name, interface
-        self.seats: dict[str, NDArray[np.intp]] = {}
+        self.seats = {player: np.array(each, np.intp) for player, each in seats.items()}
         self.of_whom = f"agent {name!r} of " if name else ""
-        for player, places in seats.items():
-            self.seat(player, places)
         count = len(self.places)
         self.everyone = list(range(count))
         self._ones = b"\x01" * count
@@ -204,18 +200,15 @@ class SessionAgent:
         self.acted = bytearray(count)
         self.versions: dict[int, Version] = {}
 
-    def seat(self, player: str, places: list[int]) -> None:
-        """Add a player that may act for this agent."""
-        self.seats[player] = np.array(places, np.intp)
-        self._has_seats()
+    @property
+    def player(self) -> str:
+        """The first of the players that may act for it; all have the same spaces."""
+        return next(iter(self.seats))
 
-    def unseat(self, player: str) -> None:
-        """Remove a player, if it has a seat."""
-        self.seats.pop(player, None)
-        self._has_seats()
-
-    def _has_seats(self) -> None:
-        self.player, self.places = next(iter(self.seats.items()))
+    @property
+    def places(self) -> NDArray[np.intp]:
+        """Its places [N] in this player."""
+        return next(iter(self.seats.values()))
 
     def player_of(self, module_id: str) -> str:
         """Return a module's player, or any player if it has left."""
