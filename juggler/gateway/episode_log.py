@@ -175,6 +175,7 @@ class EpisodeWriter:
                     episode = self._waiting.popleft() if self._waiting else None
                     if episode is None and self._closing:
                         break
+                # Without the lock, because the disk may be slow.
                 if episode is not None:
                     self._episodes.add(episode)
                     with self._changed:

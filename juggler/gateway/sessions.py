@@ -202,7 +202,7 @@ class SessionAgent:
 
     @property
     def player(self) -> str:
-        """The first of the players that may act for it; all have the same spaces."""
+        """The first of its players, which all have the same spaces."""
         return next(iter(self.seats))
 
     @property
