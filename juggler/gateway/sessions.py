@@ -697,13 +697,11 @@ class AgentSteps:
     truncated: list[int]  # indices of rows where the episode was cut off
     paused: list[int]  # indices of rows that need no action
     raw: list[bytes]  # bytes of each leaf of the observations
-    final_raw: list[bytes]  # bytes of each leaf of the final observations
-    final_rows: list[int]  # row indices of the final observations
+    finals: Any  # [K, ...] the last observations of the K truncated rows
     infos: NDArray[np.float64] | None  # [R, K] numbers of the last step; None: no numbers
     # Rewards from before the first action in an episode, with their indices.
     early: list[tuple[int, float]]
     begin: int = 0  # index of the first row among all rows that were read together
-    finals: Any = None  # [K, ...] the last observations of the K truncated rows
     actions: Sequence[Any] = ()  # bytes of each leaf of the actions so far
     # Players and versions of the weights that chose them.
     acted: list[tuple[str, Version]] = field(default_factory=list)

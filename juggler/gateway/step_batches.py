@@ -17,7 +17,6 @@ from juggler.gateway.sessions import (
     AgentSteps,
     GatewaySession,
     SessionAgent,
-    SpaceLayout,
     StepMessage,
 )
 from juggler.runtime.episodes.batch import MOST_REWARD, TOO_LARGE
@@ -176,7 +175,6 @@ def _read_rows(
     check_rewards(rewards, lambda row: agent.at(environments[row]))
     early = _early(rows, count, agent, environments) if rows.early_rewards else []
     raw = layout.raw(rows.observations, count, "observations")
-    final_raw, final_rows = _finals(rows, count, truncated, layout)
     return AgentSteps(
         agent,
         batch,
@@ -190,8 +188,7 @@ def _read_rows(
         truncated,
         paused,
         raw,
-        final_raw,
-        final_rows,
+        _finals(rows, agent, environments, truncated),
         read_infos(rows.infos, count, len(session.hello.info_names), "rows"),
         early,
     )
@@ -224,21 +221,15 @@ def read_observations(
     while found := interface.first_bad(shown):
         row, error = found
         steps = next(each for each in arrivals if row < each.begin + each.rows)
-        refused.append((steps, _located(error, steps, row - steps.begin)))
+        error.seq = steps.batch.seq
+        environment = steps.environments[row - steps.begin]
+        refused.append((steps, _located(error, steps.agent, environment)))
         put(shown, slice(steps.begin, steps.begin + steps.rows), interface.nothing)
-    for steps in arrivals:
-        if steps.truncated:
-            finals = interface.observations.tree([steps.final_raw], len(steps.final_rows))
-            places = {row: place for place, row in enumerate(steps.final_rows)}
-            steps.finals = take(finals, [places[row] for row in steps.truncated])  # [K, ...]
-            if found := interface.first_bad(steps.finals, masks=False):
-                refused.append((steps, _located(found[1], steps, steps.truncated[found[0]])))
     return shown, refused
 
 
-def _located(error: SessionError, steps: AgentSteps, at: int) -> SessionError:
-    text = f"{steps.agent.at(steps.environments[at])}: {error}"
-    return SessionError(error.code, text, steps.batch.seq, error.retryable)
+def _located(error: SessionError, agent: SessionAgent, environment: int) -> SessionError:
+    return SessionError(error.code, f"{agent.at(environment)}: {error}", error.seq, error.retryable)
 
 
 def whole(part: AgentSteps, player: str) -> PlayerRows:
@@ -348,9 +339,11 @@ def _check_ends(
 
 
 def _finals(
-    rows: pb.Rows, count: int, truncated: list[int], layout: SpaceLayout
-) -> tuple[list[bytes], list[int]]:
-    places = rows.final_rows[: count + 1]  # more are always wrong
+    rows: pb.Rows, agent: SessionAgent, environments: list[int], truncated: list[int]
+) -> Tree:
+    """Return the last observations [K, ...] of the K truncated rows."""
+    count = len(environments)
+    places = list(rows.final_rows[: count + 1])  # more are always wrong
     if missing := set(truncated) - set(places):
         text = (
             f"row {min(missing)} was truncated and is not among final_rows: send the last "
@@ -358,11 +351,18 @@ def _finals(
         )
         raise SessionError(Code.NO_FINAL_OBSERVATION, text)
     if not places:
-        return [], []
+        return {}
     if max(places) >= count or len(set(places)) != len(places):
         text = f"final_rows {places[:20]}: name each of the {count} rows at most once"
         raise SessionError(Code.WRONG_SHAPE, text)
-    return layout.raw(rows.final_observations, len(places), "final observations"), places
+    layout = agent.interface.observations
+    raw = layout.raw(rows.final_observations, len(places), "final observations")
+    # A last observation after a termination is not used.
+    at = {row: place for place, row in enumerate(places)}
+    finals: Tree = take(layout.tree([raw], len(places)), [at[row] for row in truncated])
+    if found := agent.interface.first_bad(finals, masks=False):
+        raise _located(found[1], agent, environments[truncated[found[0]]])
+    return finals
 
 
 def write_actions(steps: AgentSteps, into: pb.ActionBatch) -> None:
