@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import gymnasium
 import numpy as np
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.dm_env_rpc.options import SimulatorOptions
 from juggler.envrunner.dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
-from juggler.runtime.wire.trees import Path
+from juggler.runtime.wire.errors import WireError
+from juggler.runtime.wire.trees import Path, unflatten
 
 Space = gymnasium.Space[Any]
 
@@ -260,20 +261,16 @@ class TensorLayout:
             return cls(what, leaves[0], tuple(specs), ((),))
         # The periods in names are the protocol's levels of a Dict.
         paths = tuple(tuple(spec.name.split(".")) for spec in specs)
-        space: dict[str, Any] = {}
-        for spec, path, leaf in zip(specs, paths, leaves, strict=True):
-            at = space
-            for key in path[:-1]:
-                at = at.setdefault(key, {})
-                if not isinstance(at, dict):
-                    break
-            if not all(path) or not isinstance(at, dict) or path[-1] in at:
-                raise SimulatorError(
-                    f"the {what} {spec.name!r} cannot be placed next to the rest: names are made "
-                    "of parts with periods between them, and none is another's first parts"
-                )
-            at[path[-1]] = leaf
-        return cls(what, cast("Space", _as_dict(space)), tuple(specs), paths)
+        try:
+            if not all(map(all, paths)):
+                raise WireError("a part of a name is empty")
+            tree = unflatten(zip(paths, leaves, strict=True))
+        except WireError as error:
+            raise SimulatorError(
+                f"the {what}s do not fit into one Dict: {error}. Names are made of parts with "
+                "periods between them, and none is another's first parts"
+            ) from None
+        return cls(what, _as_dict(tree), tuple(specs), paths)
 
     def adopt(self, offered: Mapping[int, pb.TensorSpec]) -> TensorLayout:
         """Adopt new specs with the same space and order.
