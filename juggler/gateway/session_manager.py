@@ -520,7 +520,8 @@ def difference(one: Space[Any], other: Space[Any], its_name: str, other_name: st
         mine, theirs = (", ".join(map(path_name, each))[:200] for each in (its, others))
         return f"{its_name} has the parts {mine}; {other_name} has {theirs}"
     # Gymnasium's texts may be equal although bounds or dtypes differ.
-    text, other_text = _one_line(one), _one_line(other)
+    # NumPy abbreviates long arrays; the text of a protobuf message does not.
+    text, other_text = (one_line(str(space), 200) for space in (one, other))
     if text == other_text and isinstance(one, spaces.Box) and isinstance(other, spaces.Box):
         where = np.argwhere((one.low != other.low) | (one.high != other.high))
         for place in [tuple(each) for each in where.tolist()][:1]:
@@ -529,11 +530,6 @@ def difference(one: Space[Any], other: Space[Any], its_name: str, other_name: st
     elif text == other_text:
         text, other_text = f"{text} of {one.dtype}", f"{text} of {other.dtype}"
     return f"{its_name} is {text}; {other_name} is {other_text}"
-
-
-def _one_line(space: Space[Any]) -> str:
-    # NumPy abbreviates long arrays; the text of a protobuf message does not.
-    return " ".join(str(space).split())[:200]
 
 
 def _numbers(space: Space[Any]) -> int:

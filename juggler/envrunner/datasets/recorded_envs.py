@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.runtime.datasets.dataset import Dataset, DatasetError, RecordedEpisode
-from juggler.runtime.wire.structures import from_tree, tree_map, zeros
+from juggler.runtime.wire.structures import from_tree, put, take, zeros
 from juggler.runtime.wire.trees import Tree
 
 
@@ -78,9 +78,9 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
         observations = zeros(self.single_observation_space, (self.num_envs,))  # [N, ...]
         actions = zeros(self.single_action_space, (self.num_envs,))  # [N, ...]
         for row, (episode, step) in enumerate(zip(self._playing, at, strict=True)):
-            _copy_step(observations, row, episode.observations, step)
+            put(observations, row, take(episode.observations, step))
             if step < len(episode):  # else it has ended
-                _copy_step(actions, row, episode.actions, step)
+                put(actions, row, take(episode.actions, step))
         self.actions = actions
         return from_tree(self.single_observation_space, observations)
 
@@ -94,12 +94,3 @@ class RecordedEnvs(VectorEnv[Any, Any, Any]):
             # A restarted EnvRunner would read the same damage.
             where = f"data set {self.dataset.name!r}"
             raise EnvironmentFailed(where, "reading", str(error)) from error
-
-
-def _copy_step(tree: Any, row: int, episode: Any, step: int) -> None:
-    """Copy a step of an episode into a row of a batch."""
-
-    def put(target: NDArray[Any], source: NDArray[Any]) -> None:
-        target[row] = source[step]
-
-    tree_map(put, tree, episode)
