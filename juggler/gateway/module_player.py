@@ -123,7 +123,11 @@ class ModulePlayer(PacedSlots):
         slots = np.concatenate([share.slots for share in shares])  # [B]
         if self.episode_log is not None:
             self.episode_log.arrive(shares, shown)
-        live = _shown(shares)  # [B]
+        live, begin = np.ones(len(slots), np.bool_), 0  # [B] rows with an observation
+        for share in shares:
+            if share.paused:
+                live[np.add(share.paused, begin)] = False
+            begin += len(share.slots)
         observations = self.see(shown, live)  # [B, ...]
         self._take_results(shares, slots, observations)
         put(self.of["seen"], slots, observations)
@@ -335,14 +339,3 @@ class ModulePlayer(PacedSlots):
         """Return a count's increase since the last call."""
         before, self._reported[name] = self._reported[name], self.counts[name]
         return self.counts[name] - before
-
-
-def _shown(shares: Sequence[PlayerRows]) -> NDArray[np.bool_]:
-    """Return which rows [B] have an observation."""
-    shows = np.ones(sum(len(share.slots) for share in shares), np.bool_)
-    begin = 0
-    for share in shares:
-        if share.paused:
-            shows[np.add(share.paused, begin)] = False
-        begin += len(share.slots)
-    return shows

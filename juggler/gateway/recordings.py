@@ -530,36 +530,30 @@ class Publisher:
         self._policy = policy
         self._spaces = observation_space, action_space
         self._begun = False
-        self._without_weights: Any = None  # an onnx.ModelProto
-        self._names: list[str] = []  # of its weights
+        self._exported: Any = None  # an onnx.ModelProto, with the weights sent last
         self._given: dict[Version, None] = {}
         self._model: tuple[Version, bytes] | None = None
 
     @property
     def ready(self) -> bool:
-        return self._without_weights is not None
+        return self._exported is not None
 
     def begin(self, done: Callable[[], None]) -> None:
         """Start the export once in another thread, which then calls `done`."""
         if self._begun:
             return
         self._begun = True
+        policy = self._policy
+        assert isinstance(policy.module, RLModule)
         try:
-            graph = self._graph()
+            # A copy, because the policy goes on acting meanwhile.
+            own = deepcopy(policy.module), policy.connectors, policy.module_to_env
+            graph = ActingGraph(*own, *self._spaces, explores=True)
         except Exception as error:  # of user modules and connectors
             self.failure = _error_text(error)
             return
         arguments = graph, done
         threading.Thread(target=self._export, args=arguments, name="export", daemon=True).start()
-
-    def _graph(self) -> ActingGraph:
-        """Return the graph of a copied policy, for the simulators' spaces."""
-        policy = self._policy
-        assert isinstance(policy.module, RLModule)
-        module = deepcopy(policy.module)
-        return ActingGraph(
-            module, policy.connectors, policy.module_to_env, *self._spaces, explores=True
-        )
 
     def _constants(self) -> dict[str, NDArray[Any]]:
         """Return the graph's values that change during a run, by name."""
@@ -598,17 +592,14 @@ class Publisher:
     def _export(self, graph: ActingGraph, done: Callable[[], None]) -> None:
         try:
             model = to_onnx(graph, optimize=False).model_proto
-            mine = {tensor.name: tensor for tensor in model.graph.initializer}
+            mine = {tensor.name for tensor in model.graph.initializer}
             ours = self._constants().keys()
             # Weights that only learners use are not in the model.
             odd = [name for name in mine if name.startswith(_MODULE) and name not in ours]
-            odd += [name for name in ours - mine.keys() if not name.startswith(_MODULE)]
+            odd += [name for name in ours - mine if not name.startswith(_MODULE)]
             if odd:
                 raise ValueError(f"not under the names that they have here: {odd}")
-            self._names = sorted(mine.keys() & ours)
-            for name in self._names:
-                model.graph.initializer.remove(mine[name])
-            self._without_weights = model
+            self._exported = model
         except Exception as error:  # of user modules and connectors
             self.failure = _error_text(error)
         finally:
@@ -618,11 +609,11 @@ class Publisher:
         """Return the model with the current weights."""
         from onnx import numpy_helper  # installed: the export used it
 
-        model, constants = type(self._without_weights)(), self._constants()
-        model.CopyFrom(self._without_weights)
-        for name in self._names:
-            model.graph.initializer.append(numpy_helper.from_array(constants[name], name))
-        whole: bytes = model.SerializeToString()
+        constants = self._constants()
+        for tensor in self._exported.graph.initializer:
+            if (array := constants.get(tensor.name)) is not None:
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+        whole: bytes = self._exported.SerializeToString()
         return whole
 
 
