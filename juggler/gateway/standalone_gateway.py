@@ -72,17 +72,12 @@ class _Evaluation(StandaloneGateway):
         self._parts_of, self._steps = parts_of, steps
 
     def prepare(self, key: str, agents: int, interface: AgentInterface) -> ModulePlayer:
-        module_id = module_of(key)
-        if module_id == RANDOM:
-            return ModulePlayer(interface, random_actor(*interface.spaces), self._steps, 0)
-        policy, greedy = (self._actor(module_id, *interface.spaces) for _ in range(2))
-        player = ModulePlayer(interface, policy, self._steps, 0)
-        player.evaluate(greedy)
+        # Episodes that begin after those of the evaluation do not count: any actions will do.
+        player = ModulePlayer(interface, random_actor(*interface.spaces), self._steps, 0)
+        if (module_id := module_of(key)) != RANDOM:
+            module, connectors, module_to_env = self._parts_of(module_id, *interface.spaces)
+            player.evaluate(Actor(module, 1, 0, 0, module_to_env, connectors))
         return player
-
-    def _actor(self, module_id: str, *spaces: Space[Any]) -> Actor:
-        module, connectors, module_to_env = self._parts_of(module_id, *spaces)
-        return Actor(module, 1, 0, 0, module_to_env, connectors)
 
     def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         if warning:
