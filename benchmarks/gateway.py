@@ -64,9 +64,6 @@ class Waste:
     def wanted(self, module_id: str) -> int:
         return 1 << 30
 
-    def holds_up(self, module_id: str) -> bool:
-        return True
-
     def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         if warning:
             print(text, file=sys.stderr)

@@ -305,6 +305,7 @@ class Check(StandaloneGateway):
         elif counts["sessions_begun"] > before["sessions_begun"]:
             self._last = now
         self._counts, self._looked_at = counts, now
+        self.server.wake(LOOK_SECONDS)  # silence brings no turn
         connected, _ = self.server.manager.guests.here()
         self._is_lost = counts["sessions_lost"] > 0 or connected < counts["sessions"]
         left = "left" in self.why and not counts["sessions"]

@@ -154,7 +154,7 @@ class GatewayServer:
         self._work.after_turn()
         self._act()  # for new requests
         if self._local is not None:
-            self._local.advance(self._work.wanted(DEFAULT_MODULE))
+            self._local.advance(self._work.wanted(DEFAULT_MODULE) or 0)
             self._work.after_turn()
         self._sweep()
         self.wake(_SWEEP_SECONDS)
@@ -300,10 +300,10 @@ class GatewayServer:
         for key, player in self.manager.players.items():
             while player.waiting:
                 started = time.perf_counter()
-                wanted, holds_up = self._work.wanted(key), self._work.holds_up(key)
+                wanted = self._work.wanted(key)
                 # Steps that wait for a request would hold up an evaluation.
-                holds_up = holds_up and self.manager.evaluations.running is None
-                answers = player.answer(wanted, self._settings.max_batch, holds_up)
+                holds_up = wanted is not None and self.manager.evaluations.running is None
+                answers = player.answer(wanted or 0, self._settings.max_batch, holds_up)
                 if not answers:
                     break
                 for share in answers:

@@ -407,16 +407,14 @@ class GatewayRunner(SamplingWorker):
             self._attachment.reply(command_id, training_pb2.Ready(modules=ready))
         return player
 
-    def wanted(self, key: str) -> int:
+    def wanted(self, key: str) -> int | None:
         player = self._players[key]
         asked = sum(key in each.modules for each in self._asked)
+        # With several agents, steps wait only between rounds.
         if self._casting.table:
-            return _ANY if asked else 0
+            between = None if self._asked else 0
+            return _ANY if asked else between
         return asked * player.most_rows - len(player.rows.complete) - player.rows_begun
-
-    def holds_up(self, key: str) -> bool:
-        """Return whether steps wait; with several agents, only between rounds."""
-        return not (self._casting.table and self._asked)
 
     def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         note = training_pb2.Note(text=text, warning=warning)

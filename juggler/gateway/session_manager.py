@@ -67,11 +67,11 @@ class GatewayWork(Protocol):
         their interface.
         """
 
-    def wanted(self, key: str) -> int:
-        """Return the number of rows that a player may begin now."""
+    def wanted(self, key: str) -> int | None:
+        """Return the number of rows that a player may begin now.
 
-    def holds_up(self, key: str) -> bool:
-        """Return whether its agents wait until their rows may begin."""
+        None: its agents do not wait for rows, and play without them.
+        """
 
     def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         """Report a text and the numbers of connected simulators and environments."""

@@ -45,11 +45,8 @@ class StandaloneGateway:
         self.report, self.over = report, threading.Event()
         self.failure: BaseException | None = None
 
-    def wanted(self, key: str) -> int:
-        return 0
-
-    def holds_up(self, key: str) -> bool:
-        return False
+    def wanted(self, key: str) -> int | None:
+        return None
 
     def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:
         self.report(text)

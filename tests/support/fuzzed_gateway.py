@@ -383,9 +383,6 @@ class FuzzedGateway(Books):
         self.player = ModulePlayer(interface, policy, self.steps, MOST_UPDATES)
         return self.player
 
-    def holds_up(self, module_id: str) -> bool:
-        return True
-
     def wanted(self, module_id: str) -> int:
         assert self.player is not None
         kept = self.player

@@ -218,9 +218,6 @@ class GatewayWorld:
         self.player = ModulePlayer(interface, policy, self.steps, self._row_age)
         return self.player
 
-    def holds_up(self, module_id: str) -> bool:
-        return True
-
     def wanted(self, module_id: str) -> int:
         assert self.player is not None
         return self._asked * self.rows - len(self.player.rows.complete) - self.player.rows_begun
