@@ -608,13 +608,9 @@ class _UnsentSteps:
     There is one more observation than rewards. The last action may have no reward yet.
     """
 
-    version: Version
+    recording: pb.Recording  # everything but observations and actions
     observations: list[_Row]
-    starts: bool = True
     actions: list[_Row] = field(default_factory=list)
-    action_logp: list[float] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    infos: list[float] = field(default_factory=list)  # numbers of each reward
 
 
 class LocalPolicy:
@@ -648,7 +644,7 @@ class LocalPolicy:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         providers = ["CPUExecutionProvider"]
         self._model = onnxruntime.InferenceSession(model, options, providers=providers)
-        self._version = version
+        self._version = pb.PolicyVersion(generation=version[0], update=version[1])
         self._inputs = {each.name: each for each in self._model.get_inputs()}
         self._outputs = [tuple(each.name.split("/")) for each in self._model.get_outputs()]
         for name, each in self._inputs.items():
@@ -675,14 +671,15 @@ class LocalPolicy:
             if steps is None:
                 continue
             self._rewards[place] = rows.rewards[row]
-            steps.rewards.append(rows.rewards[row])
-            steps.infos.extend(rows.infos[row * infos : (row + 1) * infos])
+            steps.recording.rewards.append(rows.rewards[row])
+            steps.recording.infos.extend(rows.infos[row * infos : (row + 1) * infos])
             if row not in final_of:
                 steps.observations.append((self._seen, row))
                 continue
             steps.observations.append((last, final_of[row]))
-            terminated = rows.terminated[row]
-            self._finish(place, steps, terminated=terminated, truncated=not terminated)
+            steps.recording.terminated = rows.terminated[row]
+            steps.recording.truncated = not rows.terminated[row]
+            self._finish(place, steps)
             self._steps[place] = None
 
     def act(self, places: Sequence[int]) -> Arrays:
@@ -698,13 +695,14 @@ class LocalPolicy:
         for row, place in enumerate(where):
             steps = self._steps[place]
             if steps is None:
-                self._steps[place] = steps = _UnsentSteps(self._version, [(seen, row)])
-            elif steps.version != self._version:
+                begun = pb.Recording(environment=place, starts=True, version=self._version)
+                self._steps[place] = steps = _UnsentSteps(begun, [(seen, row)])
+            elif steps.recording.version != self._version:
                 self._finish(place, steps)
-                steps.version = self._version
+                steps.recording.version.CopyFrom(self._version)
             steps.actions.append((chosen, row))
             if action_logp is not None:
-                steps.action_logp.append(float(action_logp[row]))
+                steps.recording.action_logp.append(action_logp[row])
         return {path[1:]: each for path, each in out.items() if path[0] == "action"}
 
     def flush(self) -> list[pb.Recording]:
@@ -726,27 +724,21 @@ class LocalPolicy:
         given = {name: array for name, array in given.items() if name in self._inputs}
         return dict(zip(self._outputs, self._model.run(None, given), strict=True))
 
-    def _finish(self, place: int, steps: _UnsentSteps, **ends: bool) -> None:
-        """Turn steps with a reward, if any, into a recording."""
-        if not (count := len(steps.rewards)):
+    def _finish(self, place: int, steps: _UnsentSteps) -> None:
+        """Complete the recording of steps with a reward, if any."""
+        recording, count = steps.recording, len(steps.recording.rewards)
+        if not count:
             return
-        generation, update = steps.version
-        recording = pb.Recording(
-            environment=place,
-            starts=steps.starts,
-            observations=_stacked(steps.observations[: count + 1]),
-            actions=_stacked(steps.actions[:count]),
-            rewards=steps.rewards,
-            infos=steps.infos,
-            action_logp=steps.action_logp[:count],
-            version=pb.PolicyVersion(generation=generation, update=update),
-            **ends,
-        )
-        # The last action stays here, because its reward is not known yet.
+        recording.observations.extend(_stacked(steps.observations[: count + 1]))
+        recording.actions.extend(_stacked(steps.actions[:count]))
         self._finished.append(recording)
-        steps.starts, steps.rewards, steps.infos = False, [], []
-        for column in (steps.observations, steps.actions, steps.action_logp):
-            del column[:count]
+        # The last action stays here, because its reward is not known yet.
+        steps.recording = pb.Recording(
+            environment=place,
+            version=recording.version,
+            action_logp=recording.action_logp[count:],
+        )
+        del steps.observations[:count], steps.actions[:count], recording.action_logp[count:]
 
 
 def _dtype(name: str) -> np.dtype[Any]:
