@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
-from juggler.envrunner.agent_returns import AgentReturns, add_returns, has_metrics_by_agent
+from juggler.envrunner.agent_returns import add_returns, has_metrics_by_agent
 from juggler.envrunner.info_numbers import (
     LONGEST_NAME,
     InfoNumber,
@@ -108,11 +108,10 @@ class SessionManager:
         # Players by key, each made when a simulator has reported its spaces.
         self.players: dict[str, ModulePlayer] = {}
         self.evaluations = Evaluations(self.players, self.sessions.by_id)
-        # Return and length of environments' ended episodes, summed over the agents. Empty if
-        # simulators have one agent each.
-        self.env_ended: list[tuple[float, int]] = []
+        # Of environments' episodes since the last report. Without returns if simulators have one
+        # agent each, and without returns by agent if these are many.
+        self._played = PlayedRound({}, {})
         self.env_steps = 0  # steps of these environments so far
-        self._agent_returns: AgentReturns = {}
         self._names = dict.fromkeys(settings.casting.table)  # of all agents, and patterns
         self._infos: dict[str, deque[InfoNumber]] = {}  # of episodes that ended
         self._load = load_of()  # of all sessions
@@ -386,32 +385,24 @@ class SessionManager:
 
     def _add_ended(self, episodes: SharedEpisodes, booked: BookedBatch, trained: Any) -> None:
         """Add ended episodes to the results of training."""
-        returns, lengths = booked.env_returns[trained], booked.env_lengths[trained]
-        self.env_ended += zip(returns.tolist(), lengths.tolist(), strict=True)
-        forget_oldest(self.env_ended)
+        played = self._played
+        played.env_returns.extend(booked.env_returns[trained].tolist())
+        played.env_lengths.extend(booked.env_lengths[trained].tolist())
         if has_metrics_by_agent(self._names):
-            into = self._agent_returns
-            add_returns(into, episodes.names, booked.agent_returns[trained])
-            for each in into.values():
-                forget_oldest(each)
+            add_returns(played.agent_returns, episodes.names, booked.agent_returns[trained])
+        else:
+            played.agent_returns.clear()
+        forget_oldest(played.env_returns)
+        forget_oldest(played.env_lengths)
+        for of_agent in played.agent_returns.values():
+            forget_oldest(of_agent)
 
     def pop_played(self) -> PlayedRound:
-        """Return results of environments' episodes since the last call.
-
-        It has returns if simulators may have several agents, and returns by agent if these are few.
-        """
-        ended, self.env_ended = self.env_ended, []
-        of_agents, self._agent_returns = self._agent_returns, {}
-        infos = {name: list(episodes) for name, episodes in self._infos.items()}
+        """Return results of environments' episodes since the last call."""
+        played, self._played = self._played, PlayedRound({}, {})
+        played.infos.update({name: list(episodes) for name, episodes in self._infos.items()})
         self._infos.clear()
-        return PlayedRound(
-            {},
-            {},
-            [total for total, _ in ended],
-            [length for _, length in ended],
-            agent_returns=of_agents if has_metrics_by_agent(self._names) else {},
-            infos=infos,
-        )
+        return played
 
 
 PROTOCOL_MIN = PROTOCOL_MAX = 1
