@@ -384,7 +384,8 @@ class GatewayServer:
             for name, count in player.counts.items():
                 counts[name] += count
             counts["steps_waiting"] += len(player.waiting)
-        counts["recorded_steps_waiting"] = 0 if self._local is None else self._local.steps_waiting
+        recorded = () if self._local is None else self._local.waiting
+        counts["recorded_steps_waiting"] = sum(recording.left for recording in recorded)
         if inferences := counts["inferences"]:
             counts["rows_per_inference"] = counts["inferred_rows"] / inferences
         return counts

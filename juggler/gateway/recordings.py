@@ -257,10 +257,6 @@ class LocalInference:
         self._asking: list[GatewaySession] = []  # sessions that wait for a policy
         self._announced = Version(0, 0)  # to all sessions
 
-    @property
-    def steps_waiting(self) -> int:
-        return sum(recording.left for recording in self.waiting)
-
     # -- messages of sessions ---------------------------------------------------------------------
 
     def recording(self, session: GatewaySession, message: pb.Recording, raw: bytes) -> None:

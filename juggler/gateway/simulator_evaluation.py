@@ -56,12 +56,6 @@ class GreedyEpisodes:
         """Number of episodes that have to begin."""
         return 0 if self.is_over else self._episodes - len(self.played.returns) - self.running
 
-    def ended(self, returns: NDArray[np.float64], lengths: NDArray[np.intp]) -> None:
-        """Add the returns and lengths of ended episodes."""
-        self.played.returns.extend(returns.tolist())
-        self.played.lengths.extend(lengths.tolist())
-        self.running -= len(returns)
-
 
 class Evaluations:
     """Lets evaluations play some of the episodes of simulators.
@@ -138,11 +132,14 @@ class Evaluations:
     ) -> None:
         """Count some [L] of the episodes in environments [L]."""
         assert self.running is not None
-        self.running.ended(booked.env_returns[which], booked.env_lengths[which])
+        played = self.running.played
+        played.returns.extend(booked.env_returns[which].tolist())
+        played.lengths.extend(booked.env_lengths[which].tolist())
+        self.running.running -= int(which.sum())
         if session.episodes is not None:
             players = session.episodes.players(environments)[which]
-            into, names = self.running.played.agent_returns, session.episodes.names
-            add_returns(into, names, booked.agent_returns[which], players)
+            names = session.episodes.names
+            add_returns(played.agent_returns, names, booked.agent_returns[which], players)
 
     def choose(self, batch: StepMessage) -> list[int]:
         """Return the environments whose new episodes the evaluation may play.
