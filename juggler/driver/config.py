@@ -308,7 +308,7 @@ class RunConfig:
         of_module = {key.name for part in (ModuleConfig, ConnectorsTable) for key in fields(part)}
         of_run = {key.name for part in (DriverConfig, EnvRunnerConfig) for key in fields(part)}
         # A policy plays the environment, even if the run learned from a data set.
-        without = {"dataset", "record", "record_gb"}
+        without = {"dataset", "record"}
         known = (of_module | of_run | {"agents", "mapping", "league"}) - without
         acting = {key: values[key] for key in values if key in known}
         if acting.get("league"):  # the played modules are read; the builder is not called
@@ -412,12 +412,6 @@ def _of_record(config: RunConfig) -> Iterator[str]:
         yield (
             f"record = {record!r} with dataset = {runner.dataset!r}: the steps are in that data "
             "set; leave out record"
-        )
-    # A limit alone is probably meant to record.
-    elif not record and runner.record_gb is not None:
-        yield (
-            f"record_gb = {runner.record_gb:g} without record: nothing is recorded; name a "
-            "directory with record = ..., or leave out record_gb"
         )
 
 

@@ -15,7 +15,7 @@ from juggler.runtime.checkpoints.checkpoint import CONNECTORS, IMITATION, PIPELI
 from juggler.runtime.checkpoints.weights import DIGEST, FROM, TRAIN, is_frozen
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.near_matches import closest, listed, nearest
-from juggler.runtime.wrong_value import WrongValue, wrong_where
+from juggler.runtime.wrong_value import CheckedKeys, WrongValue, wrong_where
 
 TENSORBOARD: Final = "tensorboard"
 MOST_LEARNERS: Final = 64  # maximum number of learners at once
@@ -24,6 +24,11 @@ REQUESTS_PER_RUNNER: Final = 2
 UPDATES_IN_FLIGHT: Final = 2  # updates in flight: the learner always has the next one waiting
 #: Names for `track`. For all but the first, `juggler.driver.trackers` has a tracker.
 TRACKERS: Final = (TENSORBOARD, "mlflow", "wandb")
+#: Keys of numbers that must be at least 1.
+_AT_LEAST_1: Final = (
+    *("num_env_runners", "learner_threads", "checkpoint_updates", "keep_checkpoints"),
+    *("evaluation_episodes", "num_evaluators", "stop_steps"),
+)
 
 
 class ConfigError(ValueError):
@@ -34,7 +39,7 @@ class ConfigError(ValueError):
 
 
 @dataclass(kw_only=True)
-class DriverConfig:
+class DriverConfig(CheckedKeys):
     """Keys for how a run is driven, and when it stops."""
 
     seed: int = 0
@@ -137,22 +142,12 @@ class DriverConfig:
     json: lines as objects."""
 
     def validate(self) -> None:
-        at_least = {
-            "num_env_runners": 1,
-            "learner_threads": 1,
-            "checkpoint_updates": 1,
-            "keep_checkpoints": 1,
-            "evaluation_episodes": 1,
-            "num_evaluators": 1,
-            "evaluation_seconds": 0,
-            "evaluation_video": 0,
-            "metrics_steps": 0,
-            "seed": 0,
-        }
-        # Negated, because all comparisons with NaN are false.
-        for key, minimum in at_least.items():
-            if (value := getattr(self, key)) is not None and not value >= minimum:
-                raise WrongValue(key, f"{key} = {value}: must be at least {minimum}")
+        for key in _AT_LEAST_1:
+            self.check_at_least(key, 1)
+        for key in ("evaluation_seconds", "evaluation_video", "metrics_steps", "seed"):
+            self.check_at_least(key, 0)
+        for key in ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds", "stop_seconds"):
+            self.check_above(key, 0)
         with wrong_where("devices"):
             self.device_names()
         for name in self.track:
@@ -160,10 +155,6 @@ class DriverConfig:
                 raise WrongValue(
                     "track", f"track = {self.track}: unknown {name!r}{nearest(name, TRACKERS)}"
                 )
-        above_0 = ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds")
-        for key in (*above_0, "stop_steps", "stop_seconds"):
-            if (value := getattr(self, key)) is not None and not value > 0:
-                raise WrongValue(key, f"{key} = {value}: must be above 0")
         # A run would train forever for goals that are empty or NaN.
         if self.stop_return == {}:
             message = "stop_return = {}: name a module or an agent, or leave it out"

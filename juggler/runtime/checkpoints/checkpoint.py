@@ -133,6 +133,7 @@ _NAME = re.compile(r"(\d{9,})(\.replaced)?")
 RETIRED_KEYS: Final[Mapping[str, tuple[Any, str]]] = {
     "max_learners": (64, "remove it: up to 64 learners take part at once"),
     "max_times_sampled": (0, "remove it: a kept step leaves when newer ones need its room"),
+    "record_gb": (None, "remove it: a run records all episodes, and stop_steps limits them"),
     "replay_remover": ("fifo", "remove it: the oldest kept steps leave for new ones"),
     "replay_selector": (
         "random",
