@@ -11,10 +11,12 @@ import os
 import signal
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Final, cast
 
 import cloudpickle
@@ -22,7 +24,7 @@ import numpy as np
 import torch
 from google.protobuf.json_format import ParseDict
 from gymnasium import Space, spaces
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from juggler.driver.agent_tables import FoundGroup, with_agents
@@ -52,14 +54,12 @@ from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.find_environment import VectorEnvironment
 from juggler.envrunner.environments.misfits import misfit
-from juggler.envrunner.environments.seeding import line_up_generator
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.environments.video import record_videos
 from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.finiteness import NonFiniteBatch, rule_for
+from juggler.envrunner.finiteness import NonFiniteBatch
 from juggler.envrunner.frozen_weights import FrozenWeights
-from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.envrunner.multi_agent.make_envs import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs, Turn
@@ -107,7 +107,6 @@ _STEP_SECONDS: Final = 3.0  # for all steps: errors of a slower environment show
 _UPDATE_SECONDS = 10.0  # with algorithms that ship: errors of slower modules show in the run
 _ROUNDS: Final = 10  # after which every module should have acted
 _MORE_SECONDS = 5.0  # to sample the steps of a whole update
-_TRIED_LINE_UPS: Final = 10
 
 
 def main(rehearsal: Rehearsal) -> None:
@@ -177,8 +176,6 @@ def _rehearse(
         does("loading the first weights of modules")
         begin(config, learners, (trial.origins or FirstCheckpoints.of(config)).beginning(config)[0])
     # Only now, with all parts, the environment is played and learned from.
-    _build_frozen(config, groups, trial.frozen, own, does)
-    _try_line_ups(config, groups, own_classes, does)
     _play(config, env, learners, partial(stage_of, config, trial.frozen, own), does, warn)
     return agents_here
 
@@ -258,98 +255,58 @@ def _message(space: Space[Any]) -> spaces_pb2.Space | None:
         return None
 
 
-def _try_line_ups(
-    config: RunConfig, groups: Sequence[AgentGroup], own_classes: Any, does: Report
-) -> None:
-    """Draw some line-ups, to find errors in a user's function."""
-    if not config.agents.mapping:
-        return
-    does(f"trying mapping {config.agents.mapping}")
-    agents = [agent for group in groups for agent in group.agents]
-    line_ups = line_ups_of(agents, config.played_by, config.agents.mapping, own_classes)
-    assert line_ups is not None
-    for episode in range(_TRIED_LINE_UPS):
-        line_ups.draw(line_up_generator(config.driver.seed, 0, episode))
+def _watch(env: Envs, name: str, warn: Report) -> None:
+    """Check the observations that environments give from now on.
 
+    A number outside a discrete space is an error. Outside a Box it is a warning, given once.
+    """
+    warned: set[str] = set()
 
-class _Checks:
-    """Checks of both kinds of environments."""
-
-    def __init__(self, name: str, warn: Report) -> None:
-        self._name, self._warn = name, warn
-        self._warned: set[str] = set()
-
-    def warn(self, about: str, text: str) -> None:
-        if about not in self._warned:
-            self._warned.add(about)
-            self._warn(text)
+    def warn_once(about: str, text: str) -> None:
+        if about not in warned:
+            warned.add(about)
+            warn(text)
 
     def check(
-        self, space: Space[Any], observations: Tree, call: str, named: Callable[[int], str]
+        space: Space[Any], observations: Tree, call: str, whose: Callable[[int], str]
     ) -> None:
-        """Reject observations [B, ...] outside discrete spaces; warn about Boxes."""
         if outside := find_outside(choices_of(space_leaves(space)), observations):
             (row, *_), what = outside
-            raise EnvironmentFailed(f"{named(row)} ({self._name})", call, f"its observation{what}")
-        for row, what in () if "boxes" in self._warned else _beyond_boxes(space, observations):
-            self.warn(
+            raise EnvironmentFailed(f"{whose(row)} ({name})", call, f"its observation{what}")
+        for row, what in () if "boxes" in warned else _beyond_boxes(space, observations):
+            warn_once(
                 "boxes",
-                f"{named(row)} ({self._name}) gives observations outside its observation_space: "
+                f"{whose(row)} ({name}) gives observations outside its observation_space: "
                 f"after {call}, one{what}. The run uses them unchanged; correct the bounds of "
                 "the space if they are wrong",
             )
 
+    def check_turn(envs: MultiAgentEnvs, turn: Turn, call: str) -> None:
+        for group, part in zip(envs.groups, turn.groups, strict=True):
 
-class _CheckedVector(VectorWrapper):
-    """Environments with one agent, whose observations are checked."""
+            def whose(row: int, acting: NDArray[Any] = part.acting) -> str:
+                environment, agent = divmod(int(acting[row]), len(envs.agents))
+                return f"agent {envs.agents[agent]!r} in environment {environment}"
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], checks: _Checks) -> None:
-        super().__init__(env)
-        self._checks = checks
-
-    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        observations, infos = super().reset(**arguments)
-        self._check(observations, "reset")
-        return observations, infos
-
-    def step(self, actions: Any) -> Any:
-        observations, *results = super().step(actions)
-        self._check(observations, "step")
-        return (observations, *results)
-
-    def _check(self, observations: Any, call: str) -> None:
-        space = self.single_observation_space
-        tree = to_tree(space, observations)
-        self._checks.check(space, tree, call, lambda row: f"environment {row}")
-
-
-class _CheckedGames:
-    """Environments with several agents, whose observations and infos are checked."""
-
-    def __init__(self, envs: MultiAgentEnvs, checks: _Checks) -> None:
-        self._envs, self._checks = envs, checks
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._envs, name)
-
-    def reset(self, seed: int) -> Turn:
-        return self._checked(self._envs.reset(seed), "reset")
-
-    def step(self, actions: Sequence[Any]) -> Turn:
-        return self._checked(self._envs.step(actions), "step")
-
-    def _checked(self, turn: Turn, call: str) -> Turn:
-        agents = self._envs.agents
-        for group, part in zip(self._envs.groups, turn.groups, strict=True):
-
-            def named(row: int, acting: NDArray[Any] = part.acting) -> str:
-                environment, agent = divmod(int(acting[row]), len(agents))
-                return f"agent {agents[agent]!r} in environment {environment}"
-
-            self._checks.check(group.observation_space, part.observations, call, named)
+            check(group.observation_space, part.observations, call, whose)
         if turn.unread:
-            self._checks.warn("infos", f"infos after {call} have {turn.unread}")
-        return turn
+            warn_once("infos", f"infos after {call} have {turn.unread}")
+
+    def watched(call: str) -> Callable[..., Any]:
+        method = getattr(env, call)
+
+        def checked(*args: Any, **options: Any) -> Any:
+            result = method(*args, **options)
+            if isinstance(env, VectorEnv):
+                space = env.single_observation_space
+                check(space, to_tree(space, result[0]), call, "environment {}".format)
+            else:
+                check_turn(env, result, call)
+            return result
+
+        return checked
+
+    vars(env).update({call: watched(call) for call in ("reset", "step")})
 
 
 def _beyond_boxes(space: Space[Any], observations: Tree) -> Iterator[tuple[int, str]]:
@@ -455,23 +412,6 @@ def begin(
             )
 
 
-def _build_frozen(
-    config: RunConfig,
-    groups: Sequence[AgentGroup],
-    frozen: Mapping[str, FrozenModule],
-    own: UserCode,
-    does: Report,
-) -> None:
-    """Build every module that is not trained, with its weights."""
-    for module_id in config.agents.frozen_ids:
-        does(f"building module {module_id!r}, which is not trained")
-        agents = [agent for agent, ids in config.played_by.items() if module_id in ids]
-        (group,) = (group for group in groups if agents[0] in group.agents)
-        seen = group.observation_space, group.action_space
-        with _failures_of(module_id):
-            frozen[module_id].parts(*seen, own.module_factory, own.classes)
-
-
 @contextmanager
 def _failures_of(module_id: str) -> Iterator[None]:
     """Name the module in errors; "": the only module."""
@@ -573,7 +513,7 @@ class _TimeIsUp(BaseException):
     """Not an Exception, because an environment's code may catch Exceptions."""
 
 
-def in_time(work: Callable[[], None], seconds: float) -> bool:
+def in_time(work: Callable[[], object], seconds: float) -> bool:
     """Do something within a time limit; called by the main thread."""
 
     def is_up(*_: object) -> None:
@@ -604,23 +544,10 @@ def try_steps(
             observation outside its Discrete, MultiDiscrete or MultiBinary space.
         NonFiniteBatch: a module's first weights give log-probabilities that are not finite.
     """
-    name = config.env_runner.env
-
-    def work() -> None:
-        checks = _Checks(name, warn)
-        checked: Any = (
-            _CheckedVector(env, checks)
-            if isinstance(env, VectorEnv)
-            else _CheckedGames(env, checks)
-        )
-        rounds = _played(config, stage(checked, 1))
-        for number in range(1, _STEPS + 1):
-            try:
-                next(rounds)
-            except NonFiniteBatch as error:
-                raise _failure(error, name, number) from error
-
-    return in_time(work, _STEP_SECONDS)
+    _watch(env, config.env_runner.env, warn)
+    return in_time(
+        lambda: deque(islice(_played(config, stage(env, 1)), _STEPS), maxlen=0), _STEP_SECONDS
+    )
 
 
 def _played(config: RunConfig, stage: Stage) -> Iterator[dict[str, EpisodeBatch]]:
@@ -636,25 +563,6 @@ def _played(config: RunConfig, stage: Stage) -> Iterator[dict[str, EpisodeBatch]
             for module_id, result in results.items()
             if not isinstance(result, NonFiniteBatch) and result.batch is not None
         }
-
-
-def _failure(error: NonFiniteBatch, env: str, number: int) -> Exception:
-    """Describe the step at which a number was not finite."""
-    if error.column == "action_logp":
-        return error
-    whose = f"agent {error.agent!r} in " if error.agent else ""
-    value = "not finite" if error.value is None else f"{error.value}"
-    # A fragment of one step begins with the observation of the step before, which was checked, or
-    # of a reset.
-    call, when = "step", f"in step {number} after its first reset"
-    if error.column.startswith(("observations", "critic_observations")) and not error.agent:
-        call, when = "reset", f"before step {number}"
-    column = error.column.removeprefix("last_").removeprefix("final_")
-    return EnvironmentFailed(
-        f"{whose}environment {error.environment} ({env})",
-        call,
-        f"{column} are {value} {when}: {rule_for(error.value)}",
-    )
 
 
 def try_updates(

@@ -91,16 +91,19 @@ def with_one(bad: Scripted, mode: AutoresetMode = AutoresetMode.SAME_STEP) -> Sa
 @pytest.mark.parametrize(
     ("at", "column", "found", "step"),
     [
-        (2, "observations", "observations", 2),  # after the second step is before the third
-        (4, "observations", "last_observations", 3),
-        (3, "rewards", "rewards", 2),
+        (
+            2,
+            "observations",
+            "observations",
+            "at step 2",
+        ),
+        (4, "observations", "observations", "after step 3"),
+        (3, "rewards", "rewards", "at step 2"),
     ],
 )
 def test_a_number_that_is_not_finite_is_named(at, column, found, step) -> None:
     sampler = with_one(NotFinite(at, column))
-    with pytest.raises(
-        NonFiniteBatch, match=f"{found} of environment 1 at step {step} of"
-    ) as caught:
+    with pytest.raises(NonFiniteBatch, match=f"{found} of environment 1 {step} of") as caught:
         sampler.sample((0, 0))
     assert caught.value.live_steps == 2 * STEPS
     with pytest.raises(RuntimeError, match="call reset first"):
