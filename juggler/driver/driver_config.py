@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import takewhile
 from typing import Any, Final, Literal
@@ -36,6 +37,15 @@ class ConfigError(ValueError):
 
     The message names the key and what to do.
     """
+
+
+@contextmanager
+def config_errors(where: str = "") -> Iterator[None]:
+    """Turn ValueErrors raised within into ConfigErrors, with `where` before the message."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{where}{error}") from error
 
 
 @dataclass(kw_only=True)
@@ -216,10 +226,7 @@ class DriverConfig(CheckedKeys):
 
     def device_names(self) -> list[str]:
         """Return the learners' devices, by index."""
-        try:
-            return parse_devices(self.devices)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        return parse_devices(self.devices)
 
 
 _MODULE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")

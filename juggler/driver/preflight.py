@@ -20,6 +20,7 @@ import numpy as np
 from juggler.driver.agent_tables import FoundGroup
 from juggler.driver.checkpoint.first_weights import FirstCheckpoints, FrozenModule
 from juggler.driver.config import ConfigError, DriverConfig, RunConfig
+from juggler.driver.driver_config import config_errors
 from juggler.envrunner.config import words_of
 from juggler.envrunner.environments.find_environment import check_name
 from juggler.runtime.actors.command_processes import must_be_executable
@@ -103,17 +104,17 @@ def check_names(config: RunConfig) -> None:
         ConfigError: there is no such environment, simulator or Python module, or the environment
             needs a package that is not installed.
     """
-    try:
-        if config.plays and not config.env_runner.gateway:
-            check_name(config.env_runner.env)
-        if config.env_runner.simulator:
-            must_be_executable(words_of(config.env_runner.simulator))
+    runner = config.env_runner
+    with config_errors():
+        if config.plays and not runner.gateway:
+            check_name(runner.env)
+        try:
+            if runner.simulator:
+                must_be_executable(words_of(runner.simulator))
+        except FileNotFoundError as error:
+            raise ConfigError(f"simulator = {runner.simulator!r}: {error}") from None
         for what, name in named_parts(config):
             check_there(name, what)
-    except FileNotFoundError as error:
-        raise ConfigError(f"simulator = {config.env_runner.simulator!r}: {error}") from None
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 def named_parts(config: RunConfig) -> Iterator[tuple[str, str]]:

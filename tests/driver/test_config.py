@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import tomli_w
@@ -590,7 +591,7 @@ def test_figures_from_benchmarks_are_on_the_page_that_is_named() -> None:
 def test_half_of_the_table_is_refused(in_a_package: Path, line: str, words: str) -> None:
     without = "\n".join(each for each in SEEN.splitlines() if not each.startswith(line))
     (in_a_package / "mine.toml").write_text(without)
-    with pytest.raises(ConfigError, match=rf"mine\.toml: seen: .*{words}"):
+    with pytest.raises(msgspec.ValidationError, match=words):
         read_shipped("mine")
 
 
