@@ -65,12 +65,13 @@ def load_config_and_keys(
         RunConfig.from_flat(keys)  # raises if the algorithm is unknown
         env = config.env_runner.env
         _must_act_in(env, algorithm)
+        data = " --dataset DATASET" if find_algorithm(algorithm).offline else ""
         configs = {each: read_shipped(each).config for each in shipped}
         same = [each for each, other in configs.items() if other.env_runner.env == env]
         raise ConfigError(
             f"{found!r} has settings for algorithm = {config.learner.algorithm!r}, and none ship "
             f"for {algorithm!r} in {env}: give one of {', '.join(same)}, or a .toml file. --env "
-            f"{env} --algorithm {algorithm} trains with the defaults of {algorithm!r}"
+            f"{env} --algorithm {algorithm}{data} trains with the defaults of {algorithm!r}"
         )
     return config, frozenset(config.flat())
 

@@ -629,6 +629,8 @@ def test_a_task_without_settings_for_an_algorithm_is_named() -> None:
     same = r"in CartPole-v1: give one of cartpole, cartpole-appo, .*cartpole-sac, or a .toml file"
     with pytest.raises(ConfigError, match=rf"{same}. --env CartPole-v1 --algorithm r2d2 trains"):
         load_config_and_keys("cartpole", "r2d2")[0]
+    with pytest.raises(ConfigError, match="--algorithm bc --dataset DATASET trains with"):
+        load_config_and_keys("cartpole", "bc")[0]
     with pytest.raises(ConfigError, match="'td3' needs a Box"):
         load_config_and_keys("cartpole", "td3")[0]
     with pytest.raises(
