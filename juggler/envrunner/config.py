@@ -14,7 +14,6 @@ _SERVED = "dm_env_rpc://"
 _ELSEWHERE = (_SERVED, "envpool:")
 
 Vectorize = Literal["auto", "native", "sync", "async"]
-Autoreset = Literal["auto", "next_step", "same_step", "disabled"]
 
 ADDRESS = "{address}"
 #: Address of gateways that start their own simulators: any free port.
@@ -79,9 +78,6 @@ class EnvRunnerConfig(CheckedKeys):
     vectorize: Vectorize = "auto"
     """How environments are stepped: "native", by their own vector; "sync", one after another;
     "async", each in its own process; "auto", native if possible, else sync."""
-    autoreset: Autoreset = "auto"
-    """When an environment resets after an episode: "next_step", in the next step; "same_step", in
-    the last one; "disabled", by the EnvRunner; "auto", same_step, or as a native vector does."""
     step_deadline_seconds: float = 120.0
     """Seconds after which a step or reset of an async environment, or a simulator's reply, counts
     as hung."""
@@ -145,7 +141,6 @@ class EnvRunnerConfig(CheckedKeys):
         self.check_within("gateway_max_wait_ms", self.gateway_max_wait_ms, 0, 1000)
         self.check_above("step_deadline_seconds", 0)
         self.check_one_of("vectorize", get_args(Vectorize))
-        self.check_one_of("autoreset", get_args(Autoreset))
         if self.env_wrappers:
             from juggler.envrunner.environments.find_environment import (
                 wrapper_specs,  # imports Gymnasium

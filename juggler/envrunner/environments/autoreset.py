@@ -48,7 +48,7 @@ def last_observation(
         if isinstance(finals, (Mapping, tuple)):
             of_row = tree_map(lambda leaf: leaf[row], to_tree(space, finals))
             shown = from_tree(space, of_row)
-        elif finals is not None:
+        elif finals is not None and row < len(finals):
             shown = finals[row]
         if shown is not None:
             why = misfit(space, shown)
