@@ -88,6 +88,7 @@ def settled(
         unknown = _UNKNOWN if ships and {*ships.chosen} - {*given} else ""
         changed = RunConfig.from_flat({**config.flat(), **chosen}) if chosen else config
         return changed, "\n".join(filter(None, (_description(config, chosen), unknown)))
+    # With one agent, the choices become keys of the run; else of its modules' tables.
     notes = []
     for module_id in config.module_ids:
         agents = [agent for agent, ids in config.played_by.items() if module_id in ids]

@@ -281,6 +281,7 @@ def _watch(env: Envs, name: str, warn: Report) -> None:
                 "the space if they are wrong",
             )
 
+    # Rows of a turn are the agents that act in it.
     def check_turn(envs: MultiAgentEnvs, turn: Turn, call: str) -> None:
         for group, part in zip(envs.groups, turn.groups, strict=True):
 
@@ -292,6 +293,7 @@ def _watch(env: Envs, name: str, warn: Report) -> None:
         if turn.unread:
             warn_once("infos", f"infos after {call} have {turn.unread}")
 
+    # On the object itself: samplers ask what kind of vector it is.
     def watched(call: str) -> Callable[..., Any]:
         method = getattr(env, call)
 

@@ -24,6 +24,7 @@ _WORDS: Final[Mapping[Any, str]] = {
     str: "a string",
     list: "a list",
     tuple: "a list",
+    Sequence: "a list",
     dict: "a table",
     NoneType: '"none"',
 }
@@ -67,7 +68,7 @@ def expected(hint: Any) -> str:
         return "a schedule: a list of [step, value] pairs"
     if kind is tuple and len({*inner}) == 1 and inner[0] in _SEVERAL:
         return f"a list of {len(inner)} {_SEVERAL[inner[0]]}"
-    of = _several(inner[-1]) if kind in (list, dict) and inner else ""
+    of = _several(inner[-1]) if kind in (list, Sequence, dict) and inner else ""
     return _WORDS.get(kind, "") + (f" of {of}" if of else "")
 
 
@@ -115,12 +116,17 @@ class CheckedKeys:
     """Checks of single keys, for `validate` of derived classes.
 
     Each raises a WrongValue. A key that is None is right.
+
+    Attributes:
+        table: name of the table that has the keys; "": none.
     """
+
+    table: ClassVar[str] = ""
 
     def check_one_of(self, key: str, choices: Sequence[str]) -> None:
         """Check that a key is one of these words."""
         if (value := getattr(self, key)) not in choices:
-            raise WrongValue(key, f"{key} = {value!r} is not known{nearest(value, choices)}")
+            raise self._wrong(key, f"{value!r} is not known{nearest(value, choices)}")
 
     def check_above(self, key: str, limit: float) -> None:
         """Check that a key is a finite number above a limit."""
@@ -130,19 +136,22 @@ class CheckedKeys:
         """Check that a key is a finite number, at least the limit."""
         self._check(key, f"at least {limit}", lambda value: value >= limit)
 
-    def _check(self, key: str, rule: str, holds: Callable[[float], bool]) -> None:
-        value = getattr(self, key)
-        if value is not None and not (holds(value) and value < math.inf):
-            also = "" if math.isfinite(value) else " and finite"
-            raise WrongValue(key, f"{key} = {value}: must be {rule}{also}")
-
     def check_within(
         self, key: str, value: float, low: float, high: float, *, below: bool = False
     ) -> None:
         """Check that a value is in [low, high]; `below` excludes high."""
         if not (low <= value < high or (value == high and not below)):
             allowed = f"at least {low} and {'below' if below else 'at most'} {high}"
-            raise WrongValue(key, f"{key} = {getattr(self, key)}: must be {allowed}")
+            raise self._wrong(key, f"{getattr(self, key)}: must be {allowed}")
+
+    def _check(self, key: str, rule: str, holds: Callable[[float], bool]) -> None:
+        value = getattr(self, key)
+        if value is not None and not (holds(value) and value < math.inf):
+            also = "" if math.isfinite(value) else " and finite"
+            raise self._wrong(key, f"{value}: must be {rule}{also}")
+
+    def _wrong(self, key: str, what: str) -> WrongValue:
+        return WrongValue(key, f"{self.table}{'.' if self.table else ''}{key} = {what}")
 
 
 def points_of(given: Any) -> list[tuple[float, float]]:
