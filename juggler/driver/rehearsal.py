@@ -267,6 +267,7 @@ def _watch(env: Envs, name: str, warn: Report) -> None:
             warned.add(about)
             warn(text)
 
+    # What does not fit its space at all is an error of the environments themselves.
     def check(
         space: Space[Any], observations: Tree, call: str, whose: Callable[[int], str]
     ) -> None:
