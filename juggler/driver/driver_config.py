@@ -365,7 +365,12 @@ class AgentsConfig:
             raise ConfigError(
                 f"modules.{module_id}: {WAITED_FOR} = {table[WAITED_FOR]!r}: expected true or false"
             )
-        _check_learners(module_id, table)
+        count = table.get(NUM_LEARNERS, 1)
+        if type(count) is not int or count < 1:
+            raise ConfigError(
+                f"modules.{module_id}: {NUM_LEARNERS} = {count!r}: expected an integer of at "
+                "least 1"
+            )
         if NUM_LEARNERS in table and self.league:
             raise ConfigError(
                 f"modules.{module_id}: {NUM_LEARNERS} with league: players come and go, and "
@@ -461,15 +466,6 @@ class AgentsConfig:
                 raise ConfigError(
                     f"modules.{module_id}: {missing} {module_id!r}{instead(module_id, module_ids)}"
                 )
-
-
-def _check_learners(module_id: str, table: Mapping[str, Any]) -> None:
-    """Check that a module's number of learners is an integer above 0."""
-    count = table.get(NUM_LEARNERS, 1)
-    if type(count) is not int or count < 1:
-        raise ConfigError(
-            f"modules.{module_id}: {NUM_LEARNERS} = {count!r}: expected an integer of at least 1"
-        )
 
 
 def _check_frozen(module_id: str, table: Mapping[str, Any]) -> None:

@@ -25,30 +25,13 @@ from juggler.runtime.wire.flags import NoFlag, as_flag
 Env = gymnasium.Env[Any, Any]
 
 
-class EnvironmentFunction:
-    """Makes one environment, here or by cloudpickle in its own process.
-
-    Args:
-        made: what the first call returns; None: it makes one.
-    """
-
-    def __init__(
-        self,
-        make: Callable[..., Env],
-        arguments: dict[str, Any],
-        where: str,
-        made: Env | None = None,
-    ) -> None:
-        self.make, self.arguments, self.where, self._made = make, arguments, where, made
-
-    def __call__(self) -> Env:
-        env, self._made = self._made, None
-        if env is None:
-            with failures_of(self.where, "constructor"):
-                env = self.make(**self.arguments)
-        # A copy, since vectors write into it and it may belong to the class.
-        env.metadata = dict(env.metadata)
-        return env
+def make_environment(make: Callable[..., Env], arguments: dict[str, Any], where: str) -> Env:
+    """Make one environment; `where` is its name in errors."""
+    with failures_of(where, "constructor"):
+        env = make(**arguments)
+    # A copy, since vectors write into it and it may belong to the class.
+    env.metadata = dict(env.metadata)
+    return env
 
 
 class EnvironmentsInTurn(SyncVectorEnv):
@@ -100,7 +83,9 @@ class EnvironmentsInTurn(SyncVectorEnv):
         terminated.fill(False)
         truncated.fill(False)
         infos: dict[str, Any] = {}
-        chosen = self._by_environment(actions)
+        chosen = list(iterate(self.action_space, actions))
+        if len(chosen) != self.num_envs:  # not an environment's fault
+            raise ValueError(f"{len(chosen)} actions for {self.num_envs} environments")
         call, i = "step", 0
         # One `try` for all environments, because entering one for each takes longer than a move of
         # some; `call` and `i` tell what raised.
@@ -120,8 +105,8 @@ class EnvironmentsInTurn(SyncVectorEnv):
                     terminated[i], truncated[i] = ends, cut
                     if ends:
                         info = without_mask(info)
-                    else:
-                        require_fit(self.single_observation_space, observations[i])
+                    elif why := misfit(self.single_observation_space, observations[i]):
+                        raise BadResult(f"at the end of a truncated episode, {why}")
                     # The next episode begins here, so all environments act in the next step.
                     infos = add_final(self, infos, observations[i], info, i)
                     call = "reset"
@@ -135,13 +120,6 @@ class EnvironmentsInTurn(SyncVectorEnv):
         except Exception as error:
             raise self._failure(i, call, error) from None
         return self._batch_observations("step"), rewards, terminated, truncated, infos
-
-    def _by_environment(self, actions: Any) -> list[Any]:
-        """Split actions [N, ...]; a wrong number is not an environment's fault."""
-        chosen = list(iterate(self.action_space, actions))
-        if len(chosen) != self.num_envs:
-            raise ValueError(f"{len(chosen)} actions for {self.num_envs} environments")
-        return chosen
 
     def _batch_observations(self, call: str) -> Any:
         """Batch the observations of all environments [N, ...]."""
@@ -205,16 +183,6 @@ def put_reward(rewards: NDArray[np.float64], row: int, reward: Any) -> None:
         rewards[row] = reward
     except Exception as error:
         raise BadResult(no_reward(reward, error)) from None
-
-
-def require_fit(space: gymnasium.Space[Any], observation: Any) -> None:
-    """Check a last observation, which is not batched with others.
-
-    Raises:
-        BadResult: it does not fit its space.
-    """
-    if why := misfit(space, observation):
-        raise BadResult(f"at the end of a truncated episode, {why}")
 
 
 def mask_in(info: Mapping[str, Any]) -> dict[str, Any]:

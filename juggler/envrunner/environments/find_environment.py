@@ -59,7 +59,7 @@ def find_environment(name: str) -> EnvSpec | EnvironmentFactory:
         )
         if callable(found):
             return found
-        callables = [f"{module_name}:{key}" for key, at in vars(module).items() if callable(at)]
+        callables = [key for key, at in vars(module).items() if callable(at)]
     if attribute in registry:
         return registry[attribute]
     raise ValueError(_unknown(name, callables))
@@ -128,7 +128,9 @@ def registered_in_script(name: str) -> ScriptEnvironment | None:
 
 def _unknown(name: str, callables: list[str]) -> str:
     module_name, colon, attribute = name.rpartition(":")
-    near = _nearest(name, callables) + _nearest(attribute, registry)
+    # Without the module's name, which they have in common.
+    near = [f"{module_name}:{each}" for each in _nearest(attribute, callables)]
+    near += _nearest(attribute, registry)
     if not (colon and near):
         near = _environments_in(module_name or name.removesuffix(".py")) or near
     if name.startswith("ALE/"):

@@ -21,8 +21,8 @@ from juggler.envrunner.environments.action_masks import observe_masks
 from juggler.envrunner.environments.autoreset import autoreset_mode
 from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
 from juggler.envrunner.environments.environments_in_turn import (
-    EnvironmentFunction,
     EnvironmentsInTurn,
+    make_environment,
 )
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
 from juggler.envrunner.environments.envpool import make_envpool_vector
@@ -245,13 +245,17 @@ def _from_single(
     first: Env | None = None,
 ) -> VectorEnvironment:
     others = 0 if just_one else config.envs_per_runner - 1
+    makers = [make_first] + [make_other] * others
+    is_async = config.vectorize == "async" and not just_one
+    if first is not None and is_async:
+        first.close()  # processes make their own
+    elif first is not None:
+        makers[0] = lambda **_: first
     functions = [
-        EnvironmentFunction(
-            make, config.env_kwargs, f"environment {i} ({name})", None if i else first
-        )
-        for i, make in enumerate([make_first] + [make_other] * others)
+        functools.partial(make_environment, make, config.env_kwargs, f"environment {i} ({name})")
+        for i, make in enumerate(makers)
     ]
-    if config.vectorize == "async" and not just_one:
+    if is_async:
         return EnvironmentProcesses(functions, config.step_deadline_seconds, name)
     return EnvironmentsInTurn(functions, name)
 

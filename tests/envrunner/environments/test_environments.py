@@ -162,6 +162,10 @@ def test_a_factory_must_make_environments() -> None:
             "Nearest: support.scripted_environments:Scripted",
         ),
         ("support.scripted_environments:CartPol-v1", "CartPole-v1"),
+        (  # not any callable of the file
+            "support.scripted_environments:Nope",
+            r"'Nope'. Nearest: support.scripted_environments:Scripted, support.*:\w+. Name an",
+        ),
         ("support.scripted_environments:np", "no callable 'np'"),
         ("support.scripted_environments", "Nearest: support.scripted_environments:Scripted"),
         ("support.scripted_environments.py", "Nearest: support.scripted_environments:Scripted"),
