@@ -545,8 +545,7 @@ def _any_of_the_tables(
 
 def _matched(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
     agents = [agent for group in groups for agent in group]
-    found: dict[str, str | list[str]] = {}
-    deciding: set[str] = set()
+    deciding: dict[str, str] = {}  # the first pattern that matches an agent
     for agent in agents:
         matching = [pattern for pattern in tables.agents if matches(agent, pattern)]
         if not matching:
@@ -555,12 +554,9 @@ def _matched(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str,
             near = closest(agent, idle)
             hint = f"did you mean it with {near!r}, which matches none?" if near else add
             raise ConfigError(f"agents: no pattern matches agent {agent!r}: {hint}")
-        deciding.add(matching[0])
-        found[agent] = tables.agents[matching[0]]
+        deciding[agent] = matching[0]
     # A pattern without effect is probably a mistake.
-    for pattern in tables.agents:
-        if pattern in deciding:
-            continue
+    for pattern in [each for each in tables.agents if each not in deciding.values()]:
         if any(matches(agent, pattern) for agent in agents):
             raise ConfigError(
                 f"agents: {pattern!r} has no effect, since every agent that it matches is "
@@ -569,7 +565,7 @@ def _matched(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str,
         raise ConfigError(
             f"agents: {pattern!r} matches no agent: the environment has {listed(agents)}"
         )
-    return found
+    return {agent: tables.agents[pattern] for agent, pattern in deciding.items()}
 
 
 def _named_by_prefix(groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:

@@ -22,7 +22,6 @@ from typing import Any, Final, cast
 import cloudpickle
 import numpy as np
 import torch
-from google.protobuf.json_format import ParseDict
 from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
@@ -72,6 +71,7 @@ from juggler.learner.learner import Learner
 from juggler.learner.process.hosted_module import REMEDY, begin_with, learner_for
 from juggler.learner.process.learner_program import device_for, devices_here
 from juggler.learner.shared_parts import SharedParts
+from juggler.policies.policy import spaces_of
 from juggler.runtime.actors.attachment import describe
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.weights import weights_in
@@ -84,7 +84,7 @@ from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.modules.import_by_name import found
 from juggler.runtime.near_matches import all_of, listed
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.spaces import space_from_message, space_to_message
+from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.structures import (
     choices_of,
     find_outside,
@@ -429,12 +429,7 @@ def groups_before(config: RunConfig, before: Checkpoint) -> dict[str, AgentGroup
     """Return modules' spaces from a checkpoint."""
     known = {}
     for module_id in config.module_ids:
-        sides = before.spaces_of(module_id) if module_id in before.module_ids else {}
-        if {*sides} >= {"observation", "action"}:
-            both = (
-                space_from_message(ParseDict(sides[side], spaces_pb2.Space()))
-                for side in ("observation", "action")
-            )
+        if module_id in before.module_ids and (both := spaces_of(before, module_id)):
             known[module_id] = AgentGroup((), *both)
     return known
 

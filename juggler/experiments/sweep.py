@@ -207,17 +207,17 @@ def resume_sweep(
 def _comparable(space: object, flat: Mapping[str, Any]) -> dict[str, str | list[Any]]:
     """Check that trials can be compared; return a space as in files."""
     if not space:
-        raise ConfigError("a sweep needs a space, such as --space lr=1e-4..1e-2:log")
+        raise ConfigError("a sweep needs a space: keys and their values, such as lr=1e-4..1e-2:log")
     if flat["stop_steps"] is None and flat["stop_seconds"] is None:
         raise ConfigError(
             "trials are compared at equal lengths: give their length, such as "
-            "--stop-steps 50000 or --stop-seconds 30"
+            "stop_steps = 50000 or stop_seconds = 30"
         )
     plain = _plain(space)
     for key in (*_STOPS, "run_dir"):
         if key in plain:
             reason = "trials have equal lengths, and directories of their own"
-            raise ConfigError(f"--space {key}: {reason}; leave it out")
+            raise ConfigError(f"space {key}: {reason}; leave it out")
     return plain
 
 
