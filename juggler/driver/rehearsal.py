@@ -76,7 +76,12 @@ from juggler.runtime.actors.attachment import describe
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.weights import weights_in
 from juggler.runtime.connectors.leaves import holds_masks
-from juggler.runtime.connectors.pipelines import EnvToModule, build_runner_pipelines, is_shipped
+from juggler.runtime.connectors.pipelines import (
+    EnvToModule,
+    ModuleToEnv,
+    build_runner_pipelines,
+    is_shipped,
+)
 from juggler.runtime.datasets.dataset import Dataset
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
@@ -103,6 +108,7 @@ Report = Callable[[str], None]
 _ROUNDING: Final = 1e-5  # relative to the bound, at least to 1: rounding of float32
 _SHIPPED: Final = ("juggler.", "juggler:")
 _STEPS: Final = 4
+_SAMPLED_ACTIONS: Final = 32
 _STEP_SECONDS: Final = 3.0  # for all steps: errors of a slower environment show in the run
 _UPDATE_SECONDS = 10.0  # with algorithms that ship: errors of slower modules show in the run
 _ROUNDS: Final = 10  # after which every module should have acted
@@ -360,6 +366,7 @@ def learner_of(
         config.connectors.parsed(), group.observation_space, group.action_space, own.classes
     )
     _try_connectors(env_to_module, group.observation_space)
+    _try_actions(module_to_env, group.action_space)
     in_batches = training_pb2.Ready.Module(
         observation_space=space_to_message(env_to_module.observation_space),
         action_space=space_to_message(module_to_env.action_space),
@@ -398,6 +405,24 @@ def _try_connectors(pipeline: EnvToModule, space: Space[Any]) -> None:
         if not all(each for _, each in tree_leaves(same)):
             raise ValueError(f"{name} changes the observations that it gets: return new arrays")
         observations = result
+
+
+def _try_actions(pipeline: ModuleToEnv, space: Space[Any]) -> None:
+    """Call action connectors with samples, and check the results.
+
+    The environment would raise an error for them, and seem to be at fault.
+    """
+    own = [type(each).__name__ for each in pipeline.connectors if not is_shipped(each)]
+    if not own:
+        return
+    acted = pipeline.action_space
+    samples = [to_tree(acted, acted.sample()) for _ in range(_SAMPLED_ACTIONS)]
+    actions = to_tree(space, pipeline(tree_map(lambda *each: np.stack(each), *samples)))
+    why = misfit(space, from_tree(space, tree_map(lambda each: each[0], actions)), "action")
+    if not why and (outside := find_outside(choices_of(space_leaves(space)), actions)):
+        why = f"its action{outside[1]}"
+    if why:
+        raise ValueError(f"connector {own[-1]}: {why}")
 
 
 def begin(
