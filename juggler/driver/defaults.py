@@ -176,17 +176,13 @@ def _action_connectors(
         )
         # The actions of demonstrations already have the environment's bounds.
         rescaled = not squashes and not config.learner.imitation
-    suits = action is None or _has_other_bounds(action)
-    return {"module_to_env": ["rescale_actions"]} if rescaled and suits else {}
-
-
-def _has_other_bounds(action: spaces_pb2.Space) -> bool:
-    """Whether a float Box has finite bounds other than -1 and 1."""
-    return any(
+    # Also if a float Box has finite bounds other than -1 and 1.
+    suits = action is None or any(
         (two_bounds(leaf) & ((leaf.low != -1) | (leaf.high != 1))).any()
         for _, leaf in space_leaves(space_from_message(action))
         if isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"
     )
+    return {"module_to_env": ["rescale_actions"]} if rescaled and suits else {}
 
 
 def _kind(observation: spaces_pb2.Space) -> str:

@@ -16,7 +16,7 @@ from juggler.runtime.checkpoints.checkpoint import CONNECTORS, IMITATION, PIPELI
 from juggler.runtime.checkpoints.weights import DIGEST, FROM, TRAIN, is_frozen
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.near_matches import closest, listed, nearest
-from juggler.runtime.wrong_value import CheckedKeys, WrongValue, wrong_where
+from juggler.runtime.wrong_value import CheckedKeys, WrongValue, converted, wrong_where
 
 TENSORBOARD: Final = "tensorboard"
 MOST_LEARNERS: Final = 64  # maximum number of learners at once
@@ -259,10 +259,10 @@ def instead(module_id: str, module_ids: Sequence[str]) -> str:
     return f": did you mean {near!r}? The run has {known}" if near else f"; the run has {known}"
 
 
-#: Keys of a module's table that no other part of a configuration has.
+#: Keys of a module's table that no other part of a configuration has, and their types.
 WAITED_FOR: Final = "waited_for"
 NUM_LEARNERS: Final = "num_learners"
-OWN_KEYS: Final = (WAITED_FOR, NUM_LEARNERS, TRAIN, FROM, DIGEST)
+OWN_KEYS: Final = {WAITED_FOR: bool, NUM_LEARNERS: int, TRAIN: bool, FROM: str, DIGEST: str}
 _FROZEN_KEYS: Final = (TRAIN, FROM, DIGEST)  # the keys of a module that is not trained
 
 
@@ -358,22 +358,18 @@ class AgentsConfig:
 
     def _check_table(self, module_id: str, table: Any) -> None:
         """Check a module's id, and the keys that only its table has."""
+        where = f"modules.{module_id}"
         check_module_id(module_id, "modules")
         if not isinstance(table, Mapping):
-            raise ConfigError(f"modules.{module_id} = {table!r}: expected a table of keys")
-        if not isinstance(table.get(WAITED_FOR, True), bool):
-            raise ConfigError(
-                f"modules.{module_id}: {WAITED_FOR} = {table[WAITED_FOR]!r}: expected true or false"
-            )
-        count = table.get(NUM_LEARNERS, 1)
-        if type(count) is not int or count < 1:
-            raise ConfigError(
-                f"modules.{module_id}: {NUM_LEARNERS} = {count!r}: expected an integer of at "
-                "least 1"
-            )
+            raise ConfigError(f"{where} = {table!r}: expected a table of keys")
+        with config_errors():
+            own = {key: table[key] for key in OWN_KEYS if key in table}
+            converted(own, OWN_KEYS, where)
+        if (count := table.get(NUM_LEARNERS, 1)) < 1:
+            raise ConfigError(f"{where}: {NUM_LEARNERS} = {count}: must be at least 1")
         if NUM_LEARNERS in table and self.league:
             raise ConfigError(
-                f"modules.{module_id}: {NUM_LEARNERS} with league: players come and go, and "
+                f"{where}: {NUM_LEARNERS} with league: players come and go, and "
                 f"are spread over all learners; leave {NUM_LEARNERS} out"
             )
         _check_frozen(module_id, table)
@@ -471,10 +467,6 @@ class AgentsConfig:
 def _check_frozen(module_id: str, table: Mapping[str, Any]) -> None:
     """Check that the keys about a module's weights go together."""
     where = f"modules.{module_id}"
-    kinds = ((TRAIN, bool, "true or false"), (FROM, str, "a path"), (DIGEST, str, "a SHA-256"))
-    for key, kind, expected in kinds:
-        if not isinstance(table.get(key, kind()), kind):
-            raise ConfigError(f"{where}: {key} = {table[key]!r}: expected {expected}")
     if not is_frozen(table):
         if DIGEST in table:
             raise ConfigError(f"{where}: digest is for a module with train = false: leave it out")
@@ -575,7 +567,10 @@ def _named_by_prefix(groups: Sequence[Sequence[str]]) -> dict[str, str | list[st
     found: dict[str, str | list[str]] = {}
     taken = set(RESERVED)
     for group in groups:
-        prefix = _common_prefix(group)
+        # The letters that their names have in common, without numbers, as an id.
+        shared = takewhile(lambda at: len(set(at)) == 1, zip(*group, strict=False))
+        prefix = "".join(letters[0] for letters in shared).rstrip("0123456789")
+        prefix = re.sub(r"[^A-Za-z0-9_-]", "_", prefix).strip("_-")[:_LONGEST_PREFIX] or "agents"
         module_id, number = prefix, 1
         while module_id in taken:
             number += 1
@@ -583,11 +578,3 @@ def _named_by_prefix(groups: Sequence[Sequence[str]]) -> dict[str, str | list[st
         taken.add(module_id)
         found.update(dict.fromkeys(group, module_id))
     return found
-
-
-def _common_prefix(names: Sequence[str]) -> str:
-    """Return the common prefix of names, without numbers, as an id."""
-    shared = takewhile(lambda at: len(set(at)) == 1, zip(*names, strict=False))
-    prefix = "".join(letters[0] for letters in shared).rstrip("0123456789")
-    prefix = re.sub(r"[^A-Za-z0-9_-]", "_", prefix)
-    return prefix.strip("_-")[:_LONGEST_PREFIX] or "agents"
