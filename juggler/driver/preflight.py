@@ -31,6 +31,7 @@ from juggler.runtime.checkpoints.checkpoint import REPLAY, Checkpoint
 from juggler.runtime.checkpoints.weights import is_frozen
 from juggler.runtime.connectors.config import PLACES
 from juggler.runtime.modules.import_by_name import check_there
+from juggler.runtime.wire.structures import tree_map
 
 _LOOK_SECONDS = 0.2
 _ABORT_SECONDS = 2.0  # for an aborted process to write its stack
@@ -61,13 +62,11 @@ class _Zeros(np.ndarray[Any, Any]):
 def without_arrays(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint with zeros for arrays, and without replays."""
 
-    def zeros(tree: Any) -> Any:
-        if isinstance(tree, Mapping):
-            return {name: zeros(branch) for name, branch in tree.items()}
-        return np.broadcast_to(np.zeros((), tree.dtype), tree.shape).view(_Zeros)
+    def zeros(array: Any) -> Any:
+        return np.broadcast_to(np.zeros((), array.dtype), array.shape).view(_Zeros)
 
     kept = {key: each for key, each in checkpoint.tree.items() if key.split(":")[-1] != REPLAY}
-    return replace(checkpoint, tree=zeros(kept))
+    return replace(checkpoint, tree=tree_map(zeros, kept))
 
 
 @dataclass(frozen=True, slots=True)
