@@ -217,7 +217,7 @@ def _comparable(space: object, flat: Mapping[str, Any]) -> dict[str, str | list[
     for key in (*_STOPS, "run_dir"):
         if key in plain:
             reason = "trials have equal lengths, and directories of their own"
-            raise ConfigError(f"space {key}: {reason}; leave it out")
+            raise ConfigError(f"--space {key}: {reason}; leave it out")
     return plain
 
 

@@ -424,7 +424,7 @@ def test_the_metrics_of_ones_own_algorithm_and_of_its_optimizers_are_let_through
 
 @pytest.mark.parametrize("key", ["run_dir", "stop_steps"])
 def test_what_a_sweep_gives_each_trial_cannot_vary(key: str) -> None:
-    with pytest.raises(ConfigError, match=f"space {key}: .*; leave it out"):
+    with pytest.raises(ConfigError, match=f"--space {key}: .*; leave it out"):
         juggler.sweep("cartpole", space={key: ["a", "b"]}, stop_steps=100)
 
 
