@@ -207,7 +207,7 @@ def resume_sweep(
 def _comparable(space: object, flat: Mapping[str, Any]) -> dict[str, str | list[Any]]:
     """Check that trials can be compared; return a space as in files."""
     if not space:
-        raise ConfigError("a sweep needs a space: keys and their values, such as lr=1e-4..1e-2:log")
+        raise ConfigError("a sweep needs a space, such as --space lr=1e-4..1e-2:log")
     if flat["stop_steps"] is None and flat["stop_seconds"] is None:
         raise ConfigError(
             "trials are compared at equal lengths: give their length, such as "
