@@ -229,6 +229,7 @@ class DemonstratedSteps(NamedTuple):
             data = Dataset(name)
         except DatasetError as error:
             raise DatasetError(f"imitation.demonstrations = {name!r}: {error}") from error
+        # The discriminator compares them with what the module sees and does.
         for what, own, other in (
             ("observations", data.observation_space, observation_space),
             ("actions", data.action_space, action_space),
