@@ -194,11 +194,21 @@ def _play(
     does: Report,
     warn: Report,
 ) -> None:
-    """Try some steps and updates, and close the environment."""
+    """Try some steps and updates, and close the environment.
+
+    Raises:
+        EnvironmentFailed: the environment failed, or gave an observation outside its Discrete,
+            MultiDiscrete or MultiBinary space.
+        NonFiniteBatch: it gave a number that is not finite, or a module's first weights give
+            log-probabilities that are not finite.
+    """
     name, is_whole = config.env_runner.env, True
     if not config.env_runner.dataset:
         does(f"making a few steps of the environment {name}")
-        is_whole = try_steps(config, stage, env, warn)
+        _watch(env, name, warn)
+        is_whole = in_time(
+            lambda: deque(islice(_played(config, stage(env, 1)), _STEPS), maxlen=0), _STEP_SECONDS
+        )
         if not is_whole and any(_is_own(config.of(module_id)) for module_id in learners):
             warn(f"no update was tried: the first steps took longer than {_STEP_SECONDS:g} s")
     # An interrupted environment may be in any state, and is not touched again.
@@ -555,24 +565,6 @@ def in_time(work: Callable[[], object], seconds: float) -> bool:
     return True
 
 
-def try_steps(
-    config: RunConfig, stage: Callable[[Envs, int], Stage], env: Envs, warn: Report
-) -> bool:
-    """Return whether an EnvRunner's first steps were possible in time.
-
-    Otherwise the environment was interrupted in the middle of a call.
-
-    Raises:
-        EnvironmentFailed: the environment failed, gave a number that is not finite, or an
-            observation outside its Discrete, MultiDiscrete or MultiBinary space.
-        NonFiniteBatch: a module's first weights give log-probabilities that are not finite.
-    """
-    _watch(env, config.env_runner.env, warn)
-    return in_time(
-        lambda: deque(islice(_played(config, stage(env, 1)), _STEPS), maxlen=0), _STEP_SECONDS
-    )
-
-
 def _played(config: RunConfig, stage: Stage) -> Iterator[dict[str, EpisodeBatch]]:
     """Yield the batches of each round, by module id."""
     versions = dict.fromkeys(config.module_ids, Version(0, 0))
@@ -598,7 +590,7 @@ def try_updates(
 ) -> bool:
     """Update modules with own code; return whether time was enough.
 
-    The time is limited if all algorithms ship. See `try_steps` for an interrupted environment.
+    The time is limited if all algorithms ship.
     """
     own = [module_id for module_id in learners if _is_own(config.of(module_id))]
     if not own:
