@@ -208,26 +208,23 @@ def add_wrappers(
     if isinstance(source, EnvSpec):
         added = (*source.additional_wrappers, *wrappers)
         return dataclasses.replace(source, additional_wrappers=added)
-    return _WrappedFactory(source, wrappers)
+    make, name = source, getattr(source, "__qualname__", type(source).__name__)
 
-
-class _WrappedFactory:
-    def __init__(self, make: EnvironmentFactory, wrappers: tuple[WrapperSpec, ...]) -> None:
-        self._make, self._wrappers = make, wrappers
-        self.__qualname__ = getattr(make, "__qualname__", type(make).__name__)
-
-    def __call__(self, **env_kwargs: Any) -> Env:
-        env: Any = self._make(**env_kwargs)
+    def wrapped(**env_kwargs: Any) -> Env:
+        env: Any = make(**env_kwargs)
         if not isinstance(env, gymnasium.Env):
             env.close()
             raise ValueError(
                 f"env_wrappers and max_episode_steps are for single environments, and "
-                f"{self.__qualname__} makes a {type(env).__name__}: let it wrap its own"
+                f"{name} makes a {type(env).__name__}: let it wrap its own"
             )
-        for wrapper in self._wrappers:
+        for wrapper in wrappers:
             env = load_env_creator(wrapper.entry_point)(env=env, **wrapper.kwargs or {})
-        wrapped_env: Env = env
-        return wrapped_env
+        made: Env = env
+        return made
+
+    wrapped.__qualname__ = name  # for errors
+    return wrapped
 
 
 def _spec(piece: object) -> WrapperSpec:
