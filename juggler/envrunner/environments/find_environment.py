@@ -218,12 +218,14 @@ def add_wrappers(
                 f"env_wrappers and max_episode_steps are for single environments, and "
                 f"{name} makes a {type(env).__name__}: let it wrap its own"
             )
+        # The outermost is the last one.
         for wrapper in wrappers:
             env = load_env_creator(wrapper.entry_point)(env=env, **wrapper.kwargs or {})
         made: Env = env
         return made
 
-    wrapped.__qualname__ = name  # for errors
+    # Errors name environments by it.
+    wrapped.__qualname__ = name
     return wrapped
 
 
