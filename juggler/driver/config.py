@@ -14,7 +14,13 @@ import msgspec
 import numpy as np
 
 from juggler.driver.core.staleness import OpenBatchLimit, StalenessBudget
-from juggler.driver.driver_config import OWN_KEYS, WAITED_FOR, AgentsConfig, who_plays
+from juggler.driver.driver_config import (
+    OWN_KEYS,
+    WAITED_FOR,
+    AgentsConfig,
+    config_errors,
+    who_plays,
+)
 from juggler.driver.driver_config import ConfigError as ConfigError
 from juggler.driver.driver_config import DriverConfig as DriverConfig
 from juggler.driver.league.builders import BUILDERS, NO_BUILDER
@@ -140,7 +146,7 @@ class RunConfig:
         algorithm = own.get("algorithm", self.learner.algorithm)
         values = shared.flat()
         if algorithm != self.learner.algorithm:
-            values = _for_algorithm(shared, algorithm, where)
+            values = _for_algorithm(shared, algorithm)
         try:
             made = RunConfig.from_flat({**values, **own}, where)
         except ConfigError as error:
@@ -156,10 +162,8 @@ class RunConfig:
             ConfigError: values are out of their ranges, one per line, or contradict each other;
                 names the keys.
         """
-        try:
+        with config_errors():
             find_algorithm(self.learner.algorithm)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
         raise_all(self._errors())
         self._must_go_together()
 
@@ -169,10 +173,8 @@ class RunConfig:
 
     def _must_go_together(self) -> None:
         """Check parts and tables of modules against each other."""
-        try:
+        with config_errors():
             self.learner.validate_rows(self.env_runner.fragment_steps)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
         wrong: list[ValueError] = [ConfigError(text) for text in _contradictions(self)]
         for module_id, table in self.agents.modules.items():
             if is_frozen(table):
@@ -308,7 +310,7 @@ class RunConfig:
         of_module = {key.name for part in (ModuleConfig, ConnectorsTable) for key in fields(part)}
         of_run = {key.name for part in (DriverConfig, EnvRunnerConfig) for key in fields(part)}
         # A policy plays the environment, even if the run learned from a data set.
-        without = {"dataset", "record", "record_gb"}
+        without = {"dataset", "record"}
         known = (of_module | of_run | {"agents", "mapping", "league"}) - without
         acting = {key: values[key] for key in values if key in known}
         if acting.get("league"):  # the played modules are read; the builder is not called
@@ -320,13 +322,9 @@ class RunConfig:
         return cls.from_flat(acting, where)
 
 
-def _for_algorithm(config: RunConfig, algorithm: object, where: str) -> dict[str, Any]:
+def _for_algorithm(config: RunConfig, algorithm: object) -> dict[str, Any]:
     """Return the keys for a module with another algorithm."""
-    try:
-        other = find_algorithm(algorithm)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    before = find_algorithm(config.learner.algorithm)
+    other, before = find_algorithm(algorithm), find_algorithm(config.learner.algorithm)
     defaults, known = asdict(before.config()), {key.name for key in fields(other.config)}
     values = config.flat()
     for key in fields(config.learner):
@@ -412,12 +410,6 @@ def _of_record(config: RunConfig) -> Iterator[str]:
         yield (
             f"record = {record!r} with dataset = {runner.dataset!r}: the steps are in that data "
             "set; leave out record"
-        )
-    # A limit alone is probably meant to record.
-    elif not record and runner.record_gb is not None:
-        yield (
-            f"record_gb = {runner.record_gb:g} without record: nothing is recorded; name a "
-            "directory with record = ..., or leave out record_gb"
         )
 
 
@@ -624,10 +616,8 @@ def unknown_key(
 def wrong_keys(module_id: str, table: Mapping[str, Any], of_run: str) -> list[ValueError]:
     """Return an error for each wrong key in a module's table."""
     where, algorithm = f"modules.{module_id}", table.get("algorithm", of_run)
-    try:
+    with config_errors(f"{where}: "):
         kinds = find_algorithm(algorithm).config, ModuleConfig, ConnectorsTable
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from error
     known = [*OWN_KEYS, *(key.name for kind in kinds for key in fields(kind))]
     shared = {key.name for kind in (DriverConfig, EnvRunnerConfig) for key in fields(kind)}
     wrong: list[ValueError] = []

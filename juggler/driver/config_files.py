@@ -15,6 +15,7 @@ import msgspec
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.defaults import may_be_chosen
+from juggler.driver.driver_config import config_errors
 from juggler.envrunner.environments.find_environment import is_name
 from juggler.learner.algorithms.registry import find_algorithm, must_act_in
 from juggler.runtime.near_matches import closest
@@ -64,12 +65,13 @@ def load_config_and_keys(
         RunConfig.from_flat(keys)  # raises if the algorithm is unknown
         env = config.env_runner.env
         _must_act_in(env, algorithm)
+        data = " --dataset DATASET" if find_algorithm(algorithm).offline else ""
         configs = {each: read_shipped(each).config for each in shipped}
         same = [each for each, other in configs.items() if other.env_runner.env == env]
         raise ConfigError(
             f"{found!r} has settings for algorithm = {config.learner.algorithm!r}, and none ship "
             f"for {algorithm!r} in {env}: give one of {', '.join(same)}, or a .toml file. --env "
-            f"{env} --algorithm {algorithm} trains with the defaults of {algorithm!r}"
+            f"{env} --algorithm {algorithm}{data} trains with the defaults of {algorithm!r}"
         )
     return config, frozenset(config.flat())
 
@@ -83,10 +85,8 @@ def _must_act_in(env: str, algorithm: object) -> None:
         made = gymnasium.make(env)
         space = made.action_space
         made.close()
-        try:
+        with config_errors():
             must_act_in(str(algorithm), find_algorithm(algorithm), space)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
 
 
 def differing(values: Mapping[str, Any], wanted: Collection[str] = ()) -> dict[str, Any]:
@@ -171,11 +171,8 @@ def read_shipped(name: str) -> ShippedConfig:
     file = f"{name}.toml"
     values: dict[str, Any] = tomllib.loads((_CONFIGS / file).read_text(encoding="utf-8"))
     seen = values.pop("seen", None)
-    try:
-        return ShippedConfig(
-            name,
-            RunConfig.from_flat(values, where=file),
-            None if seen is None else msgspec.convert(seen, MedianResults | str),
-        )
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{file}: seen: {error}") from error
+    return ShippedConfig(
+        name,
+        RunConfig.from_flat(values, where=file),
+        None if seen is None else msgspec.convert(seen, MedianResults | str),
+    )

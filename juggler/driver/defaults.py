@@ -20,7 +20,6 @@ from juggler.driver.config import RunConfig
 from juggler.driver.module_placement import ModulePlacement
 from juggler.learner.algorithms.off_policy import OffPolicyConfig
 from juggler.learner.algorithms.registry import ALGORITHMS, find_algorithm
-from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.modules.import_by_name import name_of
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.structures import space_leaves, two_bounds
@@ -79,58 +78,40 @@ def settled(
     rescaled: Mapping[str, bool] = MappingProxyType({}),
 ) -> tuple[RunConfig, str]:
     """Choose values for keys that were not given, and name them."""
-    if groups and groups[0].agents:
-        return _settled_by_module(config, given, groups, rescaled)
-    before = rescaled.get(DEFAULT_MODULE)
-    if not groups or groups[0].observation is None or groups[0].action is None:
+    alone = not (groups and groups[0].agents)
+    if alone and (not groups or groups[0].observation is None or groups[0].action is None):
         # Not chosen if the weights of any module acted without it.
         together = all(rescaled.values()) if rescaled else None
         pieces = {} if "connectors" in given else _action_connectors(config, None, together)
         chosen: dict[str, Any] = {"connectors": pieces} if pieces else {}
         ships = ALGORITHMS.get(config.learner.algorithm)
-        notes = (
-            _description(config, chosen),
-            _UNKNOWN if ships and {*ships.chosen} - {*given} else "",
-        )
+        unknown = _UNKNOWN if ships and {*ships.chosen} - {*given} else ""
         changed = RunConfig.from_flat({**config.flat(), **chosen}) if chosen else config
-        return changed, "\n".join(filter(None, notes))
-    sides = groups[0].observation, groups[0].action
-    chosen = _chosen(config, given, *sides, config.driver.learners, rescaled=before)
-    return RunConfig.from_flat({**config.flat(), **chosen}), _description(config, chosen)
-
-
-def _settled_by_module(
-    config: RunConfig,
-    given: Collection[str],
-    groups: Sequence[FoundGroup],
-    rescaled: Mapping[str, bool],
-) -> tuple[RunConfig, str]:
-    """Choose values for each module, like `settled`."""
+        return changed, "\n".join(filter(None, (_description(config, chosen), unknown)))
+    # With one agent, the choices become keys of the run; else of its modules' tables.
     notes = []
     for module_id in config.module_ids:
         agents = [agent for agent, ids in config.played_by.items() if module_id in ids]
-        (group,) = (group for group in groups if agents[0] in group.agents)
+        group = next(each for each in groups if alone or agents[0] in each.agents)
         of_module, own = config.of(module_id), config.agents.modules.get(module_id, {})
         if group.observation is None or group.action is None:
             if of_module.learner.algorithm in ALGORITHMS:
                 notes.append(f"module {module_id!r}: {_UNKNOWN}")
             continue
-        known = {*given, *own}
-        learners = ModulePlacement(config, config.module_ids).processes_of(module_id)
         # `batch_size` follows from the number of learners, too.
         chosen = _chosen(
             of_module,
-            known,
+            {*given, *own},
             group.observation,
             group.action,
-            learners,
-            agents=len(agents),
+            ModulePlacement(config, config.module_ids).processes_of(module_id),
+            agents=1 if alone else len(agents),
             rescaled=rescaled.get(module_id),
         )
-        notes.append(_description(of_module, chosen, f" in module {module_id!r}"))
-        shared = {key: chosen.pop(key) for key in _SHARED if key in chosen}
+        notes.append(_description(of_module, chosen, "" if alone else f" in module {module_id!r}"))
+        shared = {key: chosen.pop(key) for key in [*chosen] if alone or key in _SHARED}
         given = {*given, *shared}
-        tables = {**config.agents.modules, module_id: {**own, **chosen}}
+        tables = {**config.agents.modules, **({} if alone else {module_id: {**own, **chosen}})}
         config = RunConfig.from_flat({**config.flat(), **shared, "modules": tables})
     return config, "\n".join(filter(None, notes))
 
@@ -195,17 +176,13 @@ def _action_connectors(
         )
         # The actions of demonstrations already have the environment's bounds.
         rescaled = not squashes and not config.learner.imitation
-    suits = action is None or _has_other_bounds(action)
-    return {"module_to_env": ["rescale_actions"]} if rescaled and suits else {}
-
-
-def _has_other_bounds(action: spaces_pb2.Space) -> bool:
-    """Whether a float Box has finite bounds other than -1 and 1."""
-    return any(
+    # Also if a float Box has finite bounds other than -1 and 1.
+    suits = action is None or any(
         (two_bounds(leaf) & ((leaf.low != -1) | (leaf.high != 1))).any()
         for _, leaf in space_leaves(space_from_message(action))
         if isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"
     )
+    return {"module_to_env": ["rescale_actions"]} if rescaled and suits else {}
 
 
 def _kind(observation: spaces_pb2.Space) -> str:

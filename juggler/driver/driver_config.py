@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import takewhile
 from typing import Any, Final, Literal
@@ -15,7 +16,7 @@ from juggler.runtime.checkpoints.checkpoint import CONNECTORS, IMITATION, PIPELI
 from juggler.runtime.checkpoints.weights import DIGEST, FROM, TRAIN, is_frozen
 from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.near_matches import closest, listed, nearest
-from juggler.runtime.wrong_value import WrongValue, wrong_where
+from juggler.runtime.wrong_value import CheckedKeys, WrongValue, converted, wrong_where
 
 TENSORBOARD: Final = "tensorboard"
 MOST_LEARNERS: Final = 64  # maximum number of learners at once
@@ -24,6 +25,11 @@ REQUESTS_PER_RUNNER: Final = 2
 UPDATES_IN_FLIGHT: Final = 2  # updates in flight: the learner always has the next one waiting
 #: Names for `track`. For all but the first, `juggler.driver.trackers` has a tracker.
 TRACKERS: Final = (TENSORBOARD, "mlflow", "wandb")
+#: Keys of numbers that must be at least 1.
+_AT_LEAST_1: Final = (
+    *("num_env_runners", "learner_threads", "checkpoint_updates", "keep_checkpoints"),
+    *("evaluation_episodes", "num_evaluators", "stop_steps"),
+)
 
 
 class ConfigError(ValueError):
@@ -33,8 +39,17 @@ class ConfigError(ValueError):
     """
 
 
+@contextmanager
+def config_errors(where: str = "") -> Iterator[None]:
+    """Turn ValueErrors raised within into ConfigErrors, with `where` before the message."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{where}{error}") from error
+
+
 @dataclass(kw_only=True)
-class DriverConfig:
+class DriverConfig(CheckedKeys):
     """Keys for how a run is driven, and when it stops."""
 
     seed: int = 0
@@ -137,22 +152,12 @@ class DriverConfig:
     json: lines as objects."""
 
     def validate(self) -> None:
-        at_least = {
-            "num_env_runners": 1,
-            "learner_threads": 1,
-            "checkpoint_updates": 1,
-            "keep_checkpoints": 1,
-            "evaluation_episodes": 1,
-            "num_evaluators": 1,
-            "evaluation_seconds": 0,
-            "evaluation_video": 0,
-            "metrics_steps": 0,
-            "seed": 0,
-        }
-        # Negated, because all comparisons with NaN are false.
-        for key, minimum in at_least.items():
-            if (value := getattr(self, key)) is not None and not value >= minimum:
-                raise WrongValue(key, f"{key} = {value}: must be at least {minimum}")
+        for key in _AT_LEAST_1:
+            self.check_at_least(key, 1)
+        for key in ("evaluation_seconds", "evaluation_video", "metrics_steps", "seed"):
+            self.check_at_least(key, 0)
+        for key in ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds", "stop_seconds"):
+            self.check_above(key, 0)
         with wrong_where("devices"):
             self.device_names()
         for name in self.track:
@@ -160,10 +165,6 @@ class DriverConfig:
                 raise WrongValue(
                     "track", f"track = {self.track}: unknown {name!r}{nearest(name, TRACKERS)}"
                 )
-        above_0 = ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds")
-        for key in (*above_0, "stop_steps", "stop_seconds"):
-            if (value := getattr(self, key)) is not None and not value > 0:
-                raise WrongValue(key, f"{key} = {value}: must be above 0")
         # A run would train forever for goals that are empty or NaN.
         if self.stop_return == {}:
             message = "stop_return = {}: name a module or an agent, or leave it out"
@@ -225,10 +226,7 @@ class DriverConfig:
 
     def device_names(self) -> list[str]:
         """Return the learners' devices, by index."""
-        try:
-            return parse_devices(self.devices)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        return parse_devices(self.devices)
 
 
 _MODULE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -261,10 +259,10 @@ def instead(module_id: str, module_ids: Sequence[str]) -> str:
     return f": did you mean {near!r}? The run has {known}" if near else f"; the run has {known}"
 
 
-#: Keys of a module's table that no other part of a configuration has.
+#: Keys of a module's table that no other part of a configuration has, and their types.
 WAITED_FOR: Final = "waited_for"
 NUM_LEARNERS: Final = "num_learners"
-OWN_KEYS: Final = (WAITED_FOR, NUM_LEARNERS, TRAIN, FROM, DIGEST)
+OWN_KEYS: Final = {WAITED_FOR: bool, NUM_LEARNERS: int, TRAIN: bool, FROM: str, DIGEST: str}
 _FROZEN_KEYS: Final = (TRAIN, FROM, DIGEST)  # the keys of a module that is not trained
 
 
@@ -360,17 +358,18 @@ class AgentsConfig:
 
     def _check_table(self, module_id: str, table: Any) -> None:
         """Check a module's id, and the keys that only its table has."""
+        where = f"modules.{module_id}"
         check_module_id(module_id, "modules")
         if not isinstance(table, Mapping):
-            raise ConfigError(f"modules.{module_id} = {table!r}: expected a table of keys")
-        if not isinstance(table.get(WAITED_FOR, True), bool):
-            raise ConfigError(
-                f"modules.{module_id}: {WAITED_FOR} = {table[WAITED_FOR]!r}: expected true or false"
-            )
-        _check_learners(module_id, table)
+            raise ConfigError(f"{where} = {table!r}: expected a table of keys")
+        with config_errors():
+            own = {key: table[key] for key in OWN_KEYS if key in table}
+            converted(own, OWN_KEYS, where)
+        if (count := table.get(NUM_LEARNERS, 1)) < 1:
+            raise ConfigError(f"{where}: {NUM_LEARNERS} = {count}: must be at least 1")
         if NUM_LEARNERS in table and self.league:
             raise ConfigError(
-                f"modules.{module_id}: {NUM_LEARNERS} with league: players come and go, and "
+                f"{where}: {NUM_LEARNERS} with league: players come and go, and "
                 f"are spread over all learners; leave {NUM_LEARNERS} out"
             )
         _check_frozen(module_id, table)
@@ -465,22 +464,9 @@ class AgentsConfig:
                 )
 
 
-def _check_learners(module_id: str, table: Mapping[str, Any]) -> None:
-    """Check that a module's number of learners is an integer above 0."""
-    count = table.get(NUM_LEARNERS, 1)
-    if type(count) is not int or count < 1:
-        raise ConfigError(
-            f"modules.{module_id}: {NUM_LEARNERS} = {count!r}: expected an integer of at least 1"
-        )
-
-
 def _check_frozen(module_id: str, table: Mapping[str, Any]) -> None:
     """Check that the keys about a module's weights go together."""
     where = f"modules.{module_id}"
-    kinds = ((TRAIN, bool, "true or false"), (FROM, str, "a path"), (DIGEST, str, "a SHA-256"))
-    for key, kind, expected in kinds:
-        if not isinstance(table.get(key, kind()), kind):
-            raise ConfigError(f"{where}: {key} = {table[key]!r}: expected {expected}")
     if not is_frozen(table):
         if DIGEST in table:
             raise ConfigError(f"{where}: digest is for a module with train = false: leave it out")
@@ -551,8 +537,7 @@ def _any_of_the_tables(
 
 def _matched(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
     agents = [agent for group in groups for agent in group]
-    found: dict[str, str | list[str]] = {}
-    deciding: set[str] = set()
+    deciding: dict[str, str] = {}  # the first pattern that matches an agent
     for agent in agents:
         matching = [pattern for pattern in tables.agents if matches(agent, pattern)]
         if not matching:
@@ -561,12 +546,9 @@ def _matched(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str,
             near = closest(agent, idle)
             hint = f"did you mean it with {near!r}, which matches none?" if near else add
             raise ConfigError(f"agents: no pattern matches agent {agent!r}: {hint}")
-        deciding.add(matching[0])
-        found[agent] = tables.agents[matching[0]]
+        deciding[agent] = matching[0]
     # A pattern without effect is probably a mistake.
-    for pattern in tables.agents:
-        if pattern in deciding:
-            continue
+    for pattern in [each for each in tables.agents if each not in deciding.values()]:
         if any(matches(agent, pattern) for agent in agents):
             raise ConfigError(
                 f"agents: {pattern!r} has no effect, since every agent that it matches is "
@@ -575,7 +557,7 @@ def _matched(tables: AgentsConfig, groups: Sequence[Sequence[str]]) -> dict[str,
         raise ConfigError(
             f"agents: {pattern!r} matches no agent: the environment has {listed(agents)}"
         )
-    return found
+    return {agent: tables.agents[pattern] for agent, pattern in deciding.items()}
 
 
 def _named_by_prefix(groups: Sequence[Sequence[str]]) -> dict[str, str | list[str]]:
@@ -585,7 +567,10 @@ def _named_by_prefix(groups: Sequence[Sequence[str]]) -> dict[str, str | list[st
     found: dict[str, str | list[str]] = {}
     taken = set(RESERVED)
     for group in groups:
-        prefix = _common_prefix(group)
+        # The letters that their names have in common, without numbers, as an id.
+        shared = takewhile(lambda at: len(set(at)) == 1, zip(*group, strict=False))
+        prefix = "".join(letters[0] for letters in shared).rstrip("0123456789")
+        prefix = re.sub(r"[^A-Za-z0-9_-]", "_", prefix).strip("_-")[:_LONGEST_PREFIX] or "agents"
         module_id, number = prefix, 1
         while module_id in taken:
             number += 1
@@ -593,11 +578,3 @@ def _named_by_prefix(groups: Sequence[Sequence[str]]) -> dict[str, str | list[st
         taken.add(module_id)
         found.update(dict.fromkeys(group, module_id))
     return found
-
-
-def _common_prefix(names: Sequence[str]) -> str:
-    """Return the common prefix of names, without numbers, as an id."""
-    shared = takewhile(lambda at: len(set(at)) == 1, zip(*names, strict=False))
-    prefix = "".join(letters[0] for letters in shared).rstrip("0123456789")
-    prefix = re.sub(r"[^A-Za-z0-9_-]", "_", prefix)
-    return prefix.strip("_-")[:_LONGEST_PREFIX] or "agents"

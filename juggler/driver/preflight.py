@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -22,16 +20,18 @@ import numpy as np
 from juggler.driver.agent_tables import FoundGroup
 from juggler.driver.checkpoint.first_weights import FirstCheckpoints, FrozenModule
 from juggler.driver.config import ConfigError, DriverConfig, RunConfig
+from juggler.driver.driver_config import config_errors
 from juggler.envrunner.config import words_of
 from juggler.envrunner.environments.find_environment import check_name
 from juggler.runtime.actors.command_processes import must_be_executable
-from juggler.runtime.actors.processes import WorkerProgram, forkserver_pid
+from juggler.runtime.actors.processes import WorkerProgram
 from juggler.runtime.actors.resources import seconds_used
 from juggler.runtime.actors.supervisor import how_it_ended
 from juggler.runtime.checkpoints.checkpoint import REPLAY, Checkpoint
 from juggler.runtime.checkpoints.weights import is_frozen
 from juggler.runtime.connectors.config import PLACES
 from juggler.runtime.modules.import_by_name import check_there
+from juggler.runtime.wire.structures import tree_map
 
 _LOOK_SECONDS = 0.2
 _ABORT_SECONDS = 2.0  # for an aborted process to write its stack
@@ -62,13 +62,11 @@ class _Zeros(np.ndarray[Any, Any]):
 def without_arrays(checkpoint: Checkpoint) -> Checkpoint:
     """Return a checkpoint with zeros for arrays, and without replays."""
 
-    def zeros(tree: Any) -> Any:
-        if isinstance(tree, Mapping):
-            return {name: zeros(branch) for name, branch in tree.items()}
-        return np.broadcast_to(np.zeros((), tree.dtype), tree.shape).view(_Zeros)
+    def zeros(array: Any) -> Any:
+        return np.broadcast_to(np.zeros((), array.dtype), array.shape).view(_Zeros)
 
     kept = {key: each for key, each in checkpoint.tree.items() if key.split(":")[-1] != REPLAY}
-    return replace(checkpoint, tree=zeros(kept))
+    return replace(checkpoint, tree=tree_map(zeros, kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +103,17 @@ def check_names(config: RunConfig) -> None:
         ConfigError: there is no such environment, simulator or Python module, or the environment
             needs a package that is not installed.
     """
-    try:
-        if config.plays and not config.env_runner.gateway:
-            check_name(config.env_runner.env)
-        if config.env_runner.simulator:
-            must_be_executable(words_of(config.env_runner.simulator))
+    runner = config.env_runner
+    with config_errors():
+        if config.plays and not runner.gateway:
+            check_name(runner.env)
+        try:
+            if runner.simulator:
+                must_be_executable(words_of(runner.simulator))
+        except FileNotFoundError as error:
+            raise ConfigError(f"simulator = {runner.simulator!r}: {error}") from None
         for what, name in named_parts(config):
             check_there(name, what)
-    except FileNotFoundError as error:
-        raise ConfigError(f"simulator = {config.env_runner.simulator!r}: {error}") from None
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 def named_parts(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -168,36 +166,14 @@ def rehearse(
     with received, stack:
         with sender, writes:
             rehearsal = Rehearsal(cloudpickle.dumps(trial), own_code, sender, writes)
-            process = _started(rehearsal, trial.config.driver, report)
+            report("importing torch")  # which the forkserver does before it starts processes
+            process = WorkerProgram("juggler.driver.rehearsal:main", rehearsal).start("rehearsal")
         try:
             return _outcome(process, received, stack, trial.config.driver, report, warn)
         finally:
             process.kill()
             process.join()
             WorkerProgram.ended(process)
-
-
-def _started(
-    rehearsal: Rehearsal, driver: DriverConfig, report: Callable[[str], None]
-) -> ForkServerProcess:
-    """Start the process, which waits until the forkserver has imported torch."""
-    started: Future[ForkServerProcess] = Future()
-    program = WorkerProgram("juggler.driver.rehearsal:main", rehearsal)
-
-    def work() -> None:
-        try:
-            started.set_result(program.start("rehearsal"))
-        except BaseException as error:  # the forkserver died, or was ended
-            started.set_exception(error)
-
-    threading.Thread(target=work, name="rehearsal", daemon=True).start()
-    progress = _Progress(forkserver_pid(), driver)
-    while True:
-        report("importing torch")
-        with suppress(TimeoutError):
-            return started.result(_LOOK_SECONDS)
-        if problem := progress.problem():
-            raise PreflightError(f"the forkserver does not answer: {problem}")
 
 
 class _Progress:

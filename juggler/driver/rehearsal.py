@@ -11,18 +11,19 @@ import os
 import signal
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Final, cast
 
 import cloudpickle
 import numpy as np
 import torch
-from google.protobuf.json_format import ParseDict
 from gymnasium import Space, spaces
-from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from juggler.driver.agent_tables import FoundGroup, with_agents
@@ -52,14 +53,12 @@ from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.environments.find_environment import VectorEnvironment
 from juggler.envrunner.environments.misfits import misfit
-from juggler.envrunner.environments.seeding import line_up_generator
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.environments.video import record_videos
 from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.finiteness import NonFiniteBatch, rule_for
+from juggler.envrunner.finiteness import NonFiniteBatch
 from juggler.envrunner.frozen_weights import FrozenWeights
-from juggler.envrunner.multi_agent.line_up import line_ups_of
 from juggler.envrunner.multi_agent.make_envs import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
 from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs, Turn
@@ -72,11 +71,17 @@ from juggler.learner.learner import Learner
 from juggler.learner.process.hosted_module import REMEDY, begin_with, learner_for
 from juggler.learner.process.learner_program import device_for, devices_here
 from juggler.learner.shared_parts import SharedParts
+from juggler.policies.policy import spaces_of
 from juggler.runtime.actors.attachment import describe
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.checkpoints.weights import weights_in
 from juggler.runtime.connectors.leaves import holds_masks
-from juggler.runtime.connectors.pipelines import EnvToModule, build_runner_pipelines, is_shipped
+from juggler.runtime.connectors.pipelines import (
+    EnvToModule,
+    ModuleToEnv,
+    build_runner_pipelines,
+    is_shipped,
+)
 from juggler.runtime.datasets.dataset import Dataset
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
@@ -84,7 +89,7 @@ from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.modules.import_by_name import found
 from juggler.runtime.near_matches import all_of, listed
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.spaces import space_from_message, space_to_message
+from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.structures import (
     choices_of,
     find_outside,
@@ -103,11 +108,11 @@ Report = Callable[[str], None]
 _ROUNDING: Final = 1e-5  # relative to the bound, at least to 1: rounding of float32
 _SHIPPED: Final = ("juggler.", "juggler:")
 _STEPS: Final = 4
+_SAMPLED_ACTIONS: Final = 32
 _STEP_SECONDS: Final = 3.0  # for all steps: errors of a slower environment show in the run
 _UPDATE_SECONDS = 10.0  # with algorithms that ship: errors of slower modules show in the run
 _ROUNDS: Final = 10  # after which every module should have acted
 _MORE_SECONDS = 5.0  # to sample the steps of a whole update
-_TRIED_LINE_UPS: Final = 10
 
 
 def main(rehearsal: Rehearsal) -> None:
@@ -177,8 +182,6 @@ def _rehearse(
         does("loading the first weights of modules")
         begin(config, learners, (trial.origins or FirstCheckpoints.of(config)).beginning(config)[0])
     # Only now, with all parts, the environment is played and learned from.
-    _build_frozen(config, groups, trial.frozen, own, does)
-    _try_line_ups(config, groups, own_classes, does)
     _play(config, env, learners, partial(stage_of, config, trial.frozen, own), does, warn)
     return agents_here
 
@@ -191,11 +194,21 @@ def _play(
     does: Report,
     warn: Report,
 ) -> None:
-    """Try some steps and updates, and close the environment."""
+    """Try some steps and updates, and close the environment.
+
+    Raises:
+        EnvironmentFailed: the environment failed, or gave an observation outside its Discrete,
+            MultiDiscrete or MultiBinary space.
+        NonFiniteBatch: it gave a number that is not finite, or a module's first weights give
+            log-probabilities that are not finite.
+    """
     name, is_whole = config.env_runner.env, True
     if not config.env_runner.dataset:
         does(f"making a few steps of the environment {name}")
-        is_whole = try_steps(config, stage, env, warn)
+        _watch(env, name, warn)
+        is_whole = in_time(
+            lambda: deque(islice(_played(config, stage(env, 1)), _STEPS), maxlen=0), _STEP_SECONDS
+        )
         if not is_whole and any(_is_own(config.of(module_id)) for module_id in learners):
             warn(f"no update was tried: the first steps took longer than {_STEP_SECONDS:g} s")
     # An interrupted environment may be in any state, and is not touched again.
@@ -258,98 +271,61 @@ def _message(space: Space[Any]) -> spaces_pb2.Space | None:
         return None
 
 
-def _try_line_ups(
-    config: RunConfig, groups: Sequence[AgentGroup], own_classes: Any, does: Report
-) -> None:
-    """Draw some line-ups, to find errors in a user's function."""
-    if not config.agents.mapping:
-        return
-    does(f"trying mapping {config.agents.mapping}")
-    agents = [agent for group in groups for agent in group.agents]
-    line_ups = line_ups_of(agents, config.played_by, config.agents.mapping, own_classes)
-    assert line_ups is not None
-    for episode in range(_TRIED_LINE_UPS):
-        line_ups.draw(line_up_generator(config.driver.seed, 0, episode))
+def _watch(env: Envs, name: str, warn: Report) -> None:
+    """Check the observations that environments give from now on.
 
+    A number outside a discrete space is an error. Outside a Box it is a warning, given once.
+    """
+    warned: set[str] = set()
 
-class _Checks:
-    """Checks of both kinds of environments."""
+    def warn_once(about: str, text: str) -> None:
+        if about not in warned:
+            warned.add(about)
+            warn(text)
 
-    def __init__(self, name: str, warn: Report) -> None:
-        self._name, self._warn = name, warn
-        self._warned: set[str] = set()
-
-    def warn(self, about: str, text: str) -> None:
-        if about not in self._warned:
-            self._warned.add(about)
-            self._warn(text)
-
+    # What does not fit its space at all is an error of the environments themselves.
     def check(
-        self, space: Space[Any], observations: Tree, call: str, named: Callable[[int], str]
+        space: Space[Any], observations: Tree, call: str, whose: Callable[[int], str]
     ) -> None:
-        """Reject observations [B, ...] outside discrete spaces; warn about Boxes."""
         if outside := find_outside(choices_of(space_leaves(space)), observations):
             (row, *_), what = outside
-            raise EnvironmentFailed(f"{named(row)} ({self._name})", call, f"its observation{what}")
-        for row, what in () if "boxes" in self._warned else _beyond_boxes(space, observations):
-            self.warn(
+            raise EnvironmentFailed(f"{whose(row)} ({name})", call, f"its observation{what}")
+        for row, what in () if "boxes" in warned else _beyond_boxes(space, observations):
+            warn_once(
                 "boxes",
-                f"{named(row)} ({self._name}) gives observations outside its observation_space: "
+                f"{whose(row)} ({name}) gives observations outside its observation_space: "
                 f"after {call}, one{what}. The run uses them unchanged; correct the bounds of "
                 "the space if they are wrong",
             )
 
+    # Rows of a turn are the agents that act in it.
+    def check_turn(envs: MultiAgentEnvs, turn: Turn, call: str) -> None:
+        for group, part in zip(envs.groups, turn.groups, strict=True):
 
-class _CheckedVector(VectorWrapper):
-    """Environments with one agent, whose observations are checked."""
+            def whose(row: int, acting: NDArray[Any] = part.acting) -> str:
+                environment, agent = divmod(int(acting[row]), len(envs.agents))
+                return f"agent {envs.agents[agent]!r} in environment {environment}"
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], checks: _Checks) -> None:
-        super().__init__(env)
-        self._checks = checks
-
-    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        observations, infos = super().reset(**arguments)
-        self._check(observations, "reset")
-        return observations, infos
-
-    def step(self, actions: Any) -> Any:
-        observations, *results = super().step(actions)
-        self._check(observations, "step")
-        return (observations, *results)
-
-    def _check(self, observations: Any, call: str) -> None:
-        space = self.single_observation_space
-        tree = to_tree(space, observations)
-        self._checks.check(space, tree, call, lambda row: f"environment {row}")
-
-
-class _CheckedGames:
-    """Environments with several agents, whose observations and infos are checked."""
-
-    def __init__(self, envs: MultiAgentEnvs, checks: _Checks) -> None:
-        self._envs, self._checks = envs, checks
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._envs, name)
-
-    def reset(self, seed: int) -> Turn:
-        return self._checked(self._envs.reset(seed), "reset")
-
-    def step(self, actions: Sequence[Any]) -> Turn:
-        return self._checked(self._envs.step(actions), "step")
-
-    def _checked(self, turn: Turn, call: str) -> Turn:
-        agents = self._envs.agents
-        for group, part in zip(self._envs.groups, turn.groups, strict=True):
-
-            def named(row: int, acting: NDArray[Any] = part.acting) -> str:
-                environment, agent = divmod(int(acting[row]), len(agents))
-                return f"agent {agents[agent]!r} in environment {environment}"
-
-            self._checks.check(group.observation_space, part.observations, call, named)
+            check(group.observation_space, part.observations, call, whose)
         if turn.unread:
-            self._checks.warn("infos", f"infos after {call} have {turn.unread}")
-        return turn
+            warn_once("infos", f"infos after {call} have {turn.unread}")
+
+    # On the object itself: samplers ask what kind of vector it is.
+    def watched(call: str) -> Callable[..., Any]:
+        method = getattr(env, call)
+
+        def checked(*args: Any, **options: Any) -> Any:
+            result = method(*args, **options)
+            if isinstance(env, VectorEnv):
+                space = env.single_observation_space
+                check(space, to_tree(space, result[0]), call, "environment {}".format)
+            else:
+                check_turn(env, result, call)
+            return result
+
+        return checked
+
+    vars(env).update({call: watched(call) for call in ("reset", "step")})
 
 
 def _beyond_boxes(space: Space[Any], observations: Tree) -> Iterator[tuple[int, str]]:
@@ -400,6 +376,7 @@ def learner_of(
         config.connectors.parsed(), group.observation_space, group.action_space, own.classes
     )
     _try_connectors(env_to_module, group.observation_space)
+    _try_actions(module_to_env, group.action_space)
     in_batches = training_pb2.Ready.Module(
         observation_space=space_to_message(env_to_module.observation_space),
         action_space=space_to_message(module_to_env.action_space),
@@ -440,6 +417,24 @@ def _try_connectors(pipeline: EnvToModule, space: Space[Any]) -> None:
         observations = result
 
 
+def _try_actions(pipeline: ModuleToEnv, space: Space[Any]) -> None:
+    """Call action connectors with samples, and check the results.
+
+    The environment would raise an error for them, and seem to be at fault.
+    """
+    own = [type(each).__name__ for each in pipeline.connectors if not is_shipped(each)]
+    if not own:
+        return
+    acted = pipeline.action_space
+    samples = [to_tree(acted, acted.sample()) for _ in range(_SAMPLED_ACTIONS)]
+    actions = to_tree(space, pipeline(tree_map(lambda *each: np.stack(each), *samples)))
+    why = misfit(space, from_tree(space, tree_map(lambda each: each[0], actions)), "action")
+    if not why and (outside := find_outside(choices_of(space_leaves(space)), actions)):
+        why = f"its action{outside[1]}"
+    if why:
+        raise ValueError(f"connector {own[-1]}: {why}")
+
+
 def begin(
     config: RunConfig, learners: Mapping[str, Learner], beginning: Mapping[str, FirstWeights]
 ) -> None:
@@ -453,23 +448,6 @@ def begin(
                 whole=first.whole,
                 selectable=first.selectable,
             )
-
-
-def _build_frozen(
-    config: RunConfig,
-    groups: Sequence[AgentGroup],
-    frozen: Mapping[str, FrozenModule],
-    own: UserCode,
-    does: Report,
-) -> None:
-    """Build every module that is not trained, with its weights."""
-    for module_id in config.agents.frozen_ids:
-        does(f"building module {module_id!r}, which is not trained")
-        agents = [agent for agent, ids in config.played_by.items() if module_id in ids]
-        (group,) = (group for group in groups if agents[0] in group.agents)
-        seen = group.observation_space, group.action_space
-        with _failures_of(module_id):
-            frozen[module_id].parts(*seen, own.module_factory, own.classes)
 
 
 @contextmanager
@@ -486,12 +464,7 @@ def groups_before(config: RunConfig, before: Checkpoint) -> dict[str, AgentGroup
     """Return modules' spaces from a checkpoint."""
     known = {}
     for module_id in config.module_ids:
-        sides = before.spaces_of(module_id) if module_id in before.module_ids else {}
-        if {*sides} >= {"observation", "action"}:
-            both = (
-                space_from_message(ParseDict(sides[side], spaces_pb2.Space()))
-                for side in ("observation", "action")
-            )
+        if module_id in before.module_ids and (both := spaces_of(before, module_id)):
             known[module_id] = AgentGroup((), *both)
     return known
 
@@ -573,7 +546,7 @@ class _TimeIsUp(BaseException):
     """Not an Exception, because an environment's code may catch Exceptions."""
 
 
-def in_time(work: Callable[[], None], seconds: float) -> bool:
+def in_time(work: Callable[[], object], seconds: float) -> bool:
     """Do something within a time limit; called by the main thread."""
 
     def is_up(*_: object) -> None:
@@ -592,37 +565,6 @@ def in_time(work: Callable[[], None], seconds: float) -> bool:
     return True
 
 
-def try_steps(
-    config: RunConfig, stage: Callable[[Envs, int], Stage], env: Envs, warn: Report
-) -> bool:
-    """Return whether an EnvRunner's first steps were possible in time.
-
-    Otherwise the environment was interrupted in the middle of a call.
-
-    Raises:
-        EnvironmentFailed: the environment failed, gave a number that is not finite, or an
-            observation outside its Discrete, MultiDiscrete or MultiBinary space.
-        NonFiniteBatch: a module's first weights give log-probabilities that are not finite.
-    """
-    name = config.env_runner.env
-
-    def work() -> None:
-        checks = _Checks(name, warn)
-        checked: Any = (
-            _CheckedVector(env, checks)
-            if isinstance(env, VectorEnv)
-            else _CheckedGames(env, checks)
-        )
-        rounds = _played(config, stage(checked, 1))
-        for number in range(1, _STEPS + 1):
-            try:
-                next(rounds)
-            except NonFiniteBatch as error:
-                raise _failure(error, name, number) from error
-
-    return in_time(work, _STEP_SECONDS)
-
-
 def _played(config: RunConfig, stage: Stage) -> Iterator[dict[str, EpisodeBatch]]:
     """Yield the batches of each round, by module id."""
     versions = dict.fromkeys(config.module_ids, Version(0, 0))
@@ -638,25 +580,6 @@ def _played(config: RunConfig, stage: Stage) -> Iterator[dict[str, EpisodeBatch]
         }
 
 
-def _failure(error: NonFiniteBatch, env: str, number: int) -> Exception:
-    """Describe the step at which a number was not finite."""
-    if error.column == "action_logp":
-        return error
-    whose = f"agent {error.agent!r} in " if error.agent else ""
-    value = "not finite" if error.value is None else f"{error.value}"
-    # A fragment of one step begins with the observation of the step before, which was checked, or
-    # of a reset.
-    call, when = "step", f"in step {number} after its first reset"
-    if error.column.startswith(("observations", "critic_observations")) and not error.agent:
-        call, when = "reset", f"before step {number}"
-    column = error.column.removeprefix("last_").removeprefix("final_")
-    return EnvironmentFailed(
-        f"{whose}environment {error.environment} ({env})",
-        call,
-        f"{column} are {value} {when}: {rule_for(error.value)}",
-    )
-
-
 def try_updates(
     config: RunConfig,
     stage: Callable[[Envs, int], Stage],
@@ -667,7 +590,7 @@ def try_updates(
 ) -> bool:
     """Update modules with own code; return whether time was enough.
 
-    The time is limited if all algorithms ship. See `try_steps` for an interrupted environment.
+    The time is limited if all algorithms ship.
     """
     own = [module_id for module_id in learners if _is_own(config.of(module_id))]
     if not own:

@@ -9,6 +9,7 @@ from typing import Any
 import cloudpickle
 
 from juggler.driver.config import ConfigError, RunConfig
+from juggler.driver.driver_config import config_errors
 from juggler.driver.league.builders import register_builder
 from juggler.envrunner.environments.find_environment import registered_in_script
 from juggler.learner.algorithms.registry import register_algorithm
@@ -24,7 +25,7 @@ def must_be_given_again(
     Raises:
         ConfigError: the run was trained with a script's object, which was not passed again.
     """
-    try:
+    with config_errors():
         import_by_name.must_be_given_again("env", config.env_runner.env, env)
         mapping = config.agents.mapping or None
         import_by_name.must_be_given_again("mapping", mapping, own.get(str(mapping)))
@@ -37,8 +38,6 @@ def must_be_given_again(
             )
             import_by_name.must_be_given_again("module", name, built_by)
             of_module.connectors.parsed().must_be_given_again(own)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def is_of_a_script(config: RunConfig) -> bool:
@@ -55,10 +54,8 @@ def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
     own = own_connectors(keys)
     algorithm = keys.get("algorithm")
     if algorithm is not None and not isinstance(algorithm, str):
-        try:
+        with config_errors():
             keys["algorithm"] = register_algorithm(algorithm)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
         own[keys["algorithm"]] = algorithm
         if isinstance(brought := getattr(algorithm, "module", None), type):
             own[str(import_by_name.name_of(brought))] = brought
@@ -69,10 +66,8 @@ def own_classes(keys: dict[str, Any]) -> dict[str, type[Any]]:
     league = keys.get("league")
     if isinstance(league, dict) and isinstance(league.get("builder"), type):
         builder = league["builder"]
-        try:
+        with config_errors("league: "):
             keys["league"] = {**league, "builder": register_builder(builder)}
-        except ValueError as error:
-            raise ConfigError(f"league: {error}") from error
         own[keys["league"]["builder"]] = builder
     if isinstance(wrappers := keys.get("env_wrappers"), list | tuple):
         keys["env_wrappers"] = [_wrapper(each) for each in wrappers]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from juggler.driver.agent_tables import (
@@ -465,7 +465,7 @@ class StartedRun:
         self._thread = threading.Thread(target=self._work, name="juggler run")
         self._thread.start()
         try:
-            self._follower.begun.wait()
+            self._follower.wait_for_begin()
         except BaseException:
             self._follower.stop("interrupted")
             raise
@@ -560,60 +560,60 @@ class _Follower(Callback):
     """Passes events of a run to other threads."""
 
     def __init__(self) -> None:
-        self.begun = threading.Event()  # the run has its directory, or failed before
         self.run: Run | None = None  # None before it has begun
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._stop = ""
         self._over = False
         self._newest: MetricsLine = {}
-        self._readers: list[SimpleQueue[MetricsLine | None]] = []
+        self._readers: list[deque[MetricsLine]] = []
+
+    def wait_for_begin(self) -> None:
+        """Wait until the run has its directory, or has failed before."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.run or self._over)
 
     def stop(self, reason: str) -> None:
-        with self._lock:
+        with self._changed:
             run, self._stop = self.run, reason
         if run is not None:
             run.stop(reason)
 
     def on_start(self, run: Run) -> None:
-        with self._lock:
+        with self._changed:
             self.run = run
+            self._changed.notify_all()
         if self._stop:  # the caller no longer waits for it
             run.stop(self._stop)
-        self.begun.set()
 
     def on_metrics(self, run: Run, metrics: MetricsLine) -> None:
-        with self._lock:
+        with self._changed:
             self._newest = metrics
             for reader in self._readers:
-                if reader.qsize() >= _MOST_LINES:
-                    with suppress(Empty):  # the reader just took the line
-                        reader.get_nowait()
-                reader.put(metrics)
+                reader.append(metrics)
+            self._changed.notify_all()
         if not threading.main_thread().is_alive():  # the interpreter waits for this thread
             run.stop("program_ended")
 
     def end_lines(self) -> None:
         """End the lines."""
-        with self._lock:
+        with self._changed:
             self._over = True
-            for reader in self._readers:
-                reader.put(None)
-        self.begun.set()
+            self._changed.notify_all()
 
     def lines(self) -> Iterator[MetricsLine]:
-        reader: SimpleQueue[MetricsLine | None] = SimpleQueue()
-        with self._lock:
-            if self._newest:
-                reader.put(self._newest)
-            if self._over:
-                reader.put(None)
-            self._readers.append(reader)
+        # A slow reader loses the oldest lines.
+        waiting = deque([self._newest] if self._newest else [], maxlen=_MOST_LINES)
+        self._readers.append(waiting)
         try:
-            while (line := reader.get()) is not None:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: waiting or self._over)
+                    if not waiting:
+                        return
+                    line = waiting.popleft()
                 yield line
         finally:
-            with self._lock:
-                self._readers.remove(reader)
+            self._readers.remove(waiting)
 
 
 def start(

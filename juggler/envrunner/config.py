@@ -7,14 +7,13 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from juggler.runtime.wrong_value import WrongValue, points_of, wrong_where
+from juggler.runtime.wrong_value import CheckedKeys, WrongValue, points_of, wrong_where
 
 #: Prefixes of the names of environments that are not Python environments.
 _SERVED = "dm_env_rpc://"
 _ELSEWHERE = (_SERVED, "envpool:")
 
 Vectorize = Literal["auto", "native", "sync", "async"]
-Autoreset = Literal["auto", "next_step", "same_step", "disabled"]
 
 ADDRESS = "{address}"
 #: Address of gateways that start their own simulators: any free port.
@@ -50,7 +49,7 @@ def check_points(name: str, points: Any) -> None:
 
 
 @dataclass(kw_only=True)
-class EnvRunnerConfig:
+class EnvRunnerConfig(CheckedKeys):
     """Keys about environments, and how EnvRunners step them."""
 
     env: str = "CartPole-v1"
@@ -64,8 +63,6 @@ class EnvRunnerConfig:
     record: str = ""
     """Directory for a data set of what is sampled; each EnvRunner writes its parts on its own host.
     "": none."""
-    record_gb: float | None = None
-    """Maximum gigabytes that each EnvRunner records; none: no limit."""
     env_wrappers: list[dict[str, Any] | str] = field(default_factory=list)
     """Wrappers around each environment, the outermost last: names in gymnasium.wrappers,
     "module:Class", or tables of `use` and options."""
@@ -81,9 +78,6 @@ class EnvRunnerConfig:
     vectorize: Vectorize = "auto"
     """How environments are stepped: "native", by their own vector; "sync", one after another;
     "async", each in its own process; "auto", native if possible, else sync."""
-    autoreset: Autoreset = "auto"
-    """When an environment resets after an episode: "next_step", in the next step; "same_step", in
-    the last one; "disabled", by the EnvRunner; "auto", same_step, or as a native vector does."""
     step_deadline_seconds: float = 120.0
     """Seconds after which a step or reset of an async environment, or a simulator's reply, counts
     as hung."""
@@ -131,8 +125,6 @@ class EnvRunnerConfig:
         if not isinstance(self.env, str) or not self.env.strip(":"):
             allowed = 'a Gymnasium id, "module:id" or "module:callable"'
             raise WrongValue("env", f"env must be {allowed}, not {self.env!r}")
-        if not isinstance(self.env_kwargs, dict):
-            raise WrongValue("env_kwargs", f"env_kwargs must be a table, not {self.env_kwargs!r}")
         try:
             json.dumps(self.env_kwargs)
         except (TypeError, ValueError) as error:
@@ -141,8 +133,14 @@ class EnvRunnerConfig:
                 f"env_kwargs: {error}: a file must be able to hold it; give env=lambda: "
                 "MyEnv(...) instead, which makes the value itself",
             ) from error
-        # Before wrappers, whose names need Gymnasium.
-        self._check_numbers()
+        for key in ("envs_per_runner", "fragment_steps", "max_episode_steps"):
+            self.check_at_least(key, 1)
+        for key in ("gateway_max_batch", "simulators_per_runner"):
+            self.check_at_least(key, 1)
+        # A longer wait would look like a simulator that hangs.
+        self.check_within("gateway_max_wait_ms", self.gateway_max_wait_ms, 0, 1000)
+        self.check_above("step_deadline_seconds", 0)
+        self.check_one_of("vectorize", get_args(Vectorize))
         if self.env_wrappers:
             from juggler.envrunner.environments.find_environment import (
                 wrapper_specs,  # imports Gymnasium
@@ -150,14 +148,6 @@ class EnvRunnerConfig:
 
             with wrong_where("env_wrappers"):
                 wrapper_specs(self.env_wrappers)
-        if not isinstance(self.record, str):
-            raise WrongValue("record", f"record must be a directory, not {self.record!r}")
-        # Values from files are not checked against Literal types.
-        for name, kind in (("vectorize", Vectorize), ("autoreset", Autoreset)):
-            value = getattr(self, name)
-            if value not in get_args(kind):
-                text = f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}"
-                raise WrongValue(name, text)
         # An address is checked here, because a gateway would only fail on another host.
         host, colon, port = self.gateway.rpartition(":")
         is_unix = self.gateway.startswith("unix:") and bool(port)
@@ -172,28 +162,6 @@ class EnvRunnerConfig:
             with wrong_where("simulator_parameters"):
                 check_points(name, points)
         self._must_go_together()
-
-    def _check_numbers(self) -> None:
-        """Raise ValueError if a number is not allowed."""
-        most = self.record_gb
-        if most is not None and not (type(most) in (int, float) and 0 < most < float("inf")):
-            text = f"record_gb must be a number of gigabytes above 0, not {most!r}"
-            raise WrongValue("record_gb", text)
-        counts = ("envs_per_runner", "fragment_steps", "gateway_max_batch", "simulators_per_runner")
-        for name in ("max_episode_steps", *counts):
-            value = getattr(self, name)
-            optional = name == "max_episode_steps"
-            if not (optional and value is None) and (type(value) is not int or value < 1):
-                text = f"{name} must be an integer of at least 1, not {value!r}"
-                raise WrongValue(name, text)
-        # A longer wait would look like a simulator that hangs.
-        if not 0 <= (wait := self.gateway_max_wait_ms) <= 1000:
-            text = f"gateway_max_wait_ms must be from 0 to 1000, not {wait}"
-            raise WrongValue("gateway_max_wait_ms", text)
-        seconds = self.step_deadline_seconds
-        if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
-            text = f"step_deadline_seconds must be a number of seconds above 0, not {seconds!r}"
-            raise WrongValue("step_deadline_seconds", text)
 
     def _must_go_together(self) -> None:
         """Raise ValueError if two keys contradict each other."""

@@ -54,8 +54,11 @@ class NonFiniteBatch(Exception):
         step, of = self.episode_step, "its episode"
         if step is None:
             step, of = self.step, "a row" if self.agent else "a fragment"
+        # Other columns than the steps' own hold what came after a step.
+        column = self.column.removeprefix("last_").removeprefix("final_")
+        when = "at" if column == self.column else "after"
         return (
-            f"{self.column} of {whose}environment {self.environment} at step {step} of {of} are "
+            f"{column} of {whose}environment {self.environment} {when} step {step} of {of} are "
             f"{number}: {reason}" + (f" ({self.why})" if self.why else "")
         )
 

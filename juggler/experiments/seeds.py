@@ -184,8 +184,7 @@ def train_seeds(
     path = Path(final.driver.run_dir) if final.driver.run_dir else None
     if all(flat[stop] is None for stop in ("stop_return", "stop_steps", "stop_seconds")):
         raise ConfigError(
-            "runs with several seeds need an end: give --stop-steps, --stop-return "
-            "or --stop-seconds"
+            "runs with several seeds need an end: set stop_steps, stop_return or stop_seconds"
         )
     values = {key: flat[key] for key in flat if key in given and key != "run_dir"}
     resume_command = f"juggler train --seeds {seeds} --resume"

@@ -97,7 +97,7 @@ def configurations(axes: Sequence[Axis], run: Mapping[str, Any]) -> Iterator[Run
     for axis in axes:
         for around in _with_each_algorithm(axes, run):
             for value in axis.extremes():
-                yield RunConfig.from_flat(placed(around, {axis.key: value}), where="--space")
+                yield RunConfig.from_flat(placed(around, {axis.key: value}), where="space")
 
 
 def _with_each_algorithm(axes: Sequence[Axis], run: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -108,14 +108,14 @@ def _with_each_algorithm(axes: Sequence[Axis], run: Mapping[str, Any]) -> list[d
 def _must_suit_all(algorithms: Sequence[Mapping[str, Any]]) -> None:
     """Check that the configuration is valid for each of these algorithms."""
     for run in algorithms:
-        RunConfig.from_flat({"algorithm": run["algorithm"]}, where="--space")
+        RunConfig.from_flat({"algorithm": run["algorithm"]}, where="space")
     try:
         for run in algorithms:
             RunConfig.from_flat(dict(run))
     except ConfigError as error:
         raise ConfigError(
-            f"--space algorithm: {error}. The configuration is for one algorithm: to compare "
-            "several, name only the environment, as in --env CartPole-v1"
+            f"space algorithm: {error}. The configuration is for one algorithm: to compare "
+            "several, name only the environment, as in env = 'CartPole-v1'"
         ) from error
 
 
@@ -128,7 +128,7 @@ def placed(run: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, Any
         for name in tables:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
-                raise ConfigError(f"--space {key}: {name} is not a table, so it has no keys")
+                raise ConfigError(f"space {key}: {name} is not a table, so it has no keys")
         table[last] = value
     return found
 
@@ -136,7 +136,7 @@ def placed(run: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, Any
 def _axis(key: str, given: str | Sequence[Value], run: Mapping[str, Any]) -> Axis:
     """Parse the values of one key."""
     key = key.strip().replace("-", "_")
-    where = f"--space {key}={given if isinstance(given, str) else list(given)}"
+    where = f"space {key}={given if isinstance(given, str) else list(given)}"
     if isinstance(given, str) and (match := _RANGE.fullmatch(given.strip())):
         return _range(key, match, where, run)
     values = _values(given) if isinstance(given, str) else plain(list(given))
@@ -179,7 +179,7 @@ def _is_whole(key: str, match: re.Match[str], run: Mapping[str, Any]) -> bool:
     """
     low = float(match[1])
     bound = int(low) if low.is_integer() else low
-    RunConfig.from_flat(placed(run, {key: bound}), where="--space")
+    RunConfig.from_flat(placed(run, {key: bound}), where="space")
     try:
         RunConfig.from_flat(placed(run, {key: math.floor(low) + 0.5}))
     except ConfigError:

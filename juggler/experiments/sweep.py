@@ -211,7 +211,7 @@ def _comparable(space: object, flat: Mapping[str, Any]) -> dict[str, str | list[
     if flat["stop_steps"] is None and flat["stop_seconds"] is None:
         raise ConfigError(
             "trials are compared at equal lengths: give their length, such as "
-            "--stop-steps 50000 or --stop-seconds 30"
+            "stop_steps = 50000 or stop_seconds = 30"
         )
     plain = _plain(space)
     for key in (*_STOPS, "run_dir"):

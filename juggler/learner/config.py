@@ -14,19 +14,17 @@ from juggler.learner.optim.config import (
     parse_optimizers,
 )
 from juggler.runtime.modules.config import ModelConfig
-from juggler.runtime.wrong_value import converted, wrong_where
+from juggler.runtime.wrong_value import CheckedKeys, converted, wrong_where
 
 
-class AroundConfig:
+class AroundConfig(CheckedKeys):
     """Keys of a table, as fields of a dataclass.
 
     Attributes:
-        table: name of the table.
         above_zero: keys of numbers that must be above 0.
         model: keys of `model` for this core's networks.
     """
 
-    table: ClassVar[str]
     above_zero: ClassVar[tuple[str, ...]]
     model: dict[str, Any]
 
@@ -46,15 +44,11 @@ class AroundConfig:
     def validate(self) -> None:
         """Raise ValueError for the first key that is out of range."""
         for key in self.above_zero:
-            self._must(key, getattr(self, key) > 0, "above 0")
+            self.check_above(key, 0)
         try:
             ModelConfig.parse(self.model)
         except ValueError as error:
             raise ValueError(f"{self.table}.{error}") from error
-
-    def _must(self, key: str, holds: bool, be: str) -> None:
-        if not holds:
-            raise ValueError(f"{self.table}.{key} = {getattr(self, key)}: must be {be}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +91,9 @@ class IntrinsicConfig(AroundConfig):
 
     def validate(self) -> None:
         super().validate()
-        self._must("gamma_int", 0 <= self.gamma_int < 1, "at least 0, below 1")
-        self._must("predictor_share", 0 < self.predictor_share <= 1, "above 0, at most 1")
+        self.check_within("gamma_int", self.gamma_int, 0, 1, below=True)
+        self.check_above("predictor_share", 0)
+        self.check_within("predictor_share", self.predictor_share, 0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +132,7 @@ class ImitationConfig(AroundConfig):
                 "record makes"
             )
         super().validate()
-        self._must("gradient_penalty", self.gradient_penalty >= 0, "at least 0")
+        self.check_at_least("gradient_penalty", 0)
 
 
 @dataclass(kw_only=True)

@@ -514,7 +514,7 @@ def load_policy(
         own,
     )
     # A checkpoint has only spaces that can be encoded.
-    if (spaces := _spaces_of(saved, module_id)) is None:
+    if (spaces := spaces_of(saved, module_id)) is None:
         raise CheckpointError(
             saved.path or Path(),
             "does not have the spaces of its environment, because one has no encoding: play it "
@@ -604,7 +604,7 @@ def _restore_weights(
         load_weights(weights_of(module), weights)
     except (KeyError, TypeError, ValueError) as error:
         where = saved.path or Path("in memory")
-        if (there := _spaces_of(saved, module_id)) is not None and there != here:
+        if (there := spaces_of(saved, module_id)) is not None and there != here:
             raise CheckpointError(
                 where,
                 f"was trained in another environment: its observation space is {there[0]} and its "
@@ -614,7 +614,7 @@ def _restore_weights(
         raise CheckpointError(where, f"{fit}: {error}") from error
 
 
-def _spaces_of(
+def spaces_of(
     saved: Checkpoint, module_id: str
 ) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None:
     """Return observation and action space of a module's agents; None: not saved."""

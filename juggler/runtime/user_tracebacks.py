@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, TracebackException, extract_tb
 from types import TracebackType
@@ -50,12 +49,14 @@ def _is_of_reader(frame: FrameSummary) -> bool:
 def traceback_of(error: BaseException) -> str:
     """Return an error as Python shows it, with Juggler's frames cut.
 
-    If the user's code is among the frames, consecutive frames of Juggler become one line, except
-    the frame that raised.
+    If the user's code is among the frames, the only frame of Juggler is one that raised.
     """
     shown = TracebackException.from_exception(error)
     for each in _chain(shown):
-        each.stack = _shortened(each.stack)
+        if any(map(_is_of_reader, each.stack)):
+            *before, last = each.stack
+            kept = [frame for frame in before if not _is_of_juggler(frame)]
+            each.stack = StackSummary.from_list([*kept, last])
     return "".join(shown.format())
 
 
@@ -65,38 +66,3 @@ def _chain(shown: TracebackException) -> Iterator[TracebackException]:
     for each in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
         if each is not None:
             yield from _chain(each)
-
-
-def _shortened(stack: StackSummary) -> StackSummary:
-    if not any(map(_is_of_reader, stack)):
-        return stack
-    return _Shortened(_without(stack, _is_of_juggler))
-
-
-def _without(
-    stack: StackSummary, is_left_out: Callable[[FrameSummary], bool]
-) -> Iterator[FrameSummary]:
-    for left_out, frames in groupby(stack[:-1], is_left_out):
-        if left_out:
-            *before, last = frames
-            yield _Calls(last, len(before) + 1)
-        else:
-            yield from frames
-    yield stack[-1]
-
-
-class _Calls(FrameSummary):
-    """Consecutive frames of Juggler."""
-
-    def __init__(self, last: FrameSummary, count: int) -> None:
-        super().__init__(last.filename, last.lineno, last.name, lookup_line=False)
-        self.count = count
-
-
-class _Shortened(StackSummary):
-    def format_frame_summary(self, frame_summary: FrameSummary) -> str:
-        if not isinstance(frame_summary, _Calls):
-            return super().format_frame_summary(frame_summary)
-        place = f"{Path(frame_summary.filename).relative_to(_JUGGLER)}, line {frame_summary.lineno}"
-        calls = "a call" if frame_summary.count == 1 else f"{frame_summary.count} calls"
-        return f"  [{calls} in Juggler, to {place}, in {frame_summary.name}]\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from functools import partial
@@ -24,6 +24,7 @@ _WORDS: Final[Mapping[Any, str]] = {
     str: "a string",
     list: "a list",
     tuple: "a list",
+    Sequence: "a list",
     dict: "a table",
     NoneType: '"none"',
 }
@@ -67,7 +68,7 @@ def expected(hint: Any) -> str:
         return "a schedule: a list of [step, value] pairs"
     if kind is tuple and len({*inner}) == 1 and inner[0] in _SEVERAL:
         return f"a list of {len(inner)} {_SEVERAL[inner[0]]}"
-    of = _several(inner[-1]) if kind in (list, dict) and inner else ""
+    of = _several(inner[-1]) if kind in (list, Sequence, dict) and inner else ""
     return _WORDS.get(kind, "") + (f" of {of}" if of else "")
 
 
@@ -109,6 +110,48 @@ class WrongValue(ValueError):
 
     def __str__(self) -> str:
         return str(self.args[1])
+
+
+class CheckedKeys:
+    """Checks of single keys, for `validate` of derived classes.
+
+    Each raises a WrongValue. A key that is None is right.
+
+    Attributes:
+        table: name of the table that has the keys; "": none.
+    """
+
+    table: ClassVar[str] = ""
+
+    def check_one_of(self, key: str, choices: Sequence[str]) -> None:
+        """Check that a key is one of these words."""
+        if (value := getattr(self, key)) not in choices:
+            raise self._wrong(key, f"{value!r} is not known{nearest(value, choices)}")
+
+    def check_above(self, key: str, limit: float) -> None:
+        """Check that a key is a finite number above a limit."""
+        self._check(key, f"above {limit}", lambda value: value > limit)
+
+    def check_at_least(self, key: str, limit: float) -> None:
+        """Check that a key is a finite number, at least the limit."""
+        self._check(key, f"at least {limit}", lambda value: value >= limit)
+
+    def check_within(
+        self, key: str, value: float, low: float, high: float, *, below: bool = False
+    ) -> None:
+        """Check that a value is in [low, high]; `below` excludes high."""
+        if not (low <= value < high or (value == high and not below)):
+            allowed = f"at least {low} and {'below' if below else 'at most'} {high}"
+            raise self._wrong(key, f"{getattr(self, key)}: must be {allowed}")
+
+    def _check(self, key: str, rule: str, holds: Callable[[float], bool]) -> None:
+        value = getattr(self, key)
+        if value is not None and not (holds(value) and value < math.inf):
+            also = "" if math.isfinite(value) else " and finite"
+            raise self._wrong(key, f"{value}: must be {rule}{also}")
+
+    def _wrong(self, key: str, what: str) -> WrongValue:
+        return WrongValue(key, f"{self.table}{'.' if self.table else ''}{key} = {what}")
 
 
 def points_of(given: Any) -> list[tuple[float, float]]:

@@ -382,7 +382,6 @@ KEYS: list[dict[str, Any]] = [
     {"record": "sampled", "record_dir": 3},
     {"record": "sampled", "agents": {"a": "default"}},
     {"record": "sampled", "algorithm": "bc", "dataset": "mine"},
-    {"record": "sampled", "record_gb": 0.0},
     {"record_gb": 1.0},
     {"track": ["wandbb"]},
     *({"algorithm": name} for name in ("a2c", "DDPG", "Dreamer-V3", "ppo_lstm")),

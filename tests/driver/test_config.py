@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import tomli_w
@@ -590,7 +591,7 @@ def test_figures_from_benchmarks_are_on_the_page_that_is_named() -> None:
 def test_half_of_the_table_is_refused(in_a_package: Path, line: str, words: str) -> None:
     without = "\n".join(each for each in SEEN.splitlines() if not each.startswith(line))
     (in_a_package / "mine.toml").write_text(without)
-    with pytest.raises(ConfigError, match=rf"mine\.toml: seen: .*{words}"):
+    with pytest.raises(msgspec.ValidationError, match=words):
         read_shipped("mine")
 
 
@@ -628,6 +629,8 @@ def test_a_task_without_settings_for_an_algorithm_is_named() -> None:
     same = r"in CartPole-v1: give one of cartpole, cartpole-appo, .*cartpole-sac, or a .toml file"
     with pytest.raises(ConfigError, match=rf"{same}. --env CartPole-v1 --algorithm r2d2 trains"):
         load_config_and_keys("cartpole", "r2d2")[0]
+    with pytest.raises(ConfigError, match="--algorithm bc --dataset DATASET trains with"):
+        load_config_and_keys("cartpole", "bc")[0]
     with pytest.raises(ConfigError, match="'td3' needs a Box"):
         load_config_and_keys("cartpole", "td3")[0]
     with pytest.raises(

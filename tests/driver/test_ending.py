@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 from support.workers_world import (
@@ -521,18 +521,10 @@ def test_nobody_waits_for_ever_where_the_end_of_the_processes_fails(
 def test_an_interrupt_while_it_begins_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     trains = Trains()
 
-    class Interrupted(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            raise KeyboardInterrupt
+    def interrupted(_: object) -> NoReturn:
+        raise KeyboardInterrupt
 
-    begins: Callable[[], Any] = start_run._Follower
-
-    def interrupted() -> Any:
-        follower = begins()
-        follower.begun = Interrupted()
-        return follower
-
-    monkeypatch.setattr(start_run, "_Follower", interrupted)
+    monkeypatch.setattr(start_run._Follower, "wait_for_begin", interrupted)
     with pytest.raises(KeyboardInterrupt):
         StartedRun(trains)
     assert trains.over.wait(60)

@@ -22,7 +22,7 @@ from juggler.driver.checkpoint.snapshots import checkpoint_tree
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.module_placement import must_fit_together
 from juggler.driver.preflight import PreflightError, without_arrays
-from juggler.driver.rehearsal import _try_connectors, begin, must_continue
+from juggler.driver.rehearsal import _try_actions, _try_connectors, begin, must_continue
 from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.multi_agent.make_envs import make_multi_agent_envs
 from juggler.envrunner.multi_agent.turns import AgentGroup
@@ -438,6 +438,18 @@ def test_a_result_that_does_not_fit_names_the_connector(connector: Any, words: s
     pipeline, _ = built(connector)
     with pytest.raises(ValueError, match=words):
         _try_connectors(pipeline, SEEN)
+
+
+class Beyond(juggler.ActionConnector):
+    def __call__(self, actions: Any) -> Any:
+        return actions + 1
+
+
+def test_actions_outside_of_their_space_are_the_fault_of_the_connector() -> None:
+    config = ConnectorsConfig.parse({"module_to_env": [f"{__name__}:Beyond"]})
+    _, pipeline = build_runner_pipelines(config, SEEN, ACTS)
+    with pytest.raises(ValueError, match="connector Beyond: its action holds 2, which is not in"):
+        _try_actions(pipeline, ACTS)
 
 
 def built(*connectors: Any) -> Any:

@@ -9,9 +9,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from support import vectors
 from support.scripted_environments import NotFinite, Scripted
 from support.scripted_modules import LinearPolicy, Summing
-from support.vectors import KINDS, MODES, seeds_of
+from support.vectors import KINDS, MODES, seeds_of, vector_of_functions
 
-from juggler.envrunner.environments.environments_in_turn import EnvironmentsInTurn
 from juggler.envrunner.evaluation import Goal, evaluate
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.frozen_weights import load_tree
@@ -199,15 +198,16 @@ def expected(lengths: list[int]) -> tuple[list[InfoNumber], list[InfoNumber]]:
     return steps, [InfoNumber(*[float(length == 5)] * 3) for length in lengths if length > 1]
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize(
+    ("mode", "ours"), [(AutoresetMode.SAME_STEP, True), *((mode, False) for mode in AutoresetMode)]
+)
 @pytest.mark.parametrize("fragment", [1, 4, 50])
-@pytest.mark.parametrize("ours", [True, False])
 def test_each_episode_tells_its_mean_its_least_and_its_most(
     mode: AutoresetMode, fragment: int, ours: bool
 ) -> None:
     functions = [lambda k=k: Told(k, ours) for k in range(2)]
     env = (
-        EnvironmentsInTurn(functions, mode, "Told")
+        vector_of_functions("in turn", mode, functions)
         if ours
         else SyncVectorEnv(functions, autoreset_mode=mode)
     )

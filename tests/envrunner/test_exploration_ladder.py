@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from support.scripted_agents import FOUR, Collected, Scaled, ScriptedAgents, at_random, sampler_of
-from support.vectors import MODES
+from support.vectors import MODES, vector_of_functions
 from torch import Tensor
 
 from juggler.driver.config import RunConfig
@@ -211,7 +211,7 @@ class Late(gymnasium.Env[Any, Any]):
 def parts(kind: str, at: int, connectors: dict[str, Any], mode: AutoresetMode) -> tuple[Any, Actor]:
     space, wrong, _ = WRONG[kind]
     functions = [lambda: Late(space), lambda: Late(space, wrong, at)]
-    env = EnvironmentsInTurn(functions, mode, "Late")
+    env = vector_of_functions("in turn", mode, functions)
     to_module, to_env = build_runner_pipelines(
         ConnectorsConfig.parse(connectors), space, OBSERVED_CHOICES_ACTIONS
     )
@@ -255,7 +255,7 @@ def test_what_fails_in_a_fragment_is_not_blamed_on_steps_that_it_does_not_have(
             return super().step(action)
 
     space = spaces.Discrete(3, start=5)  # 0, with which columns begin, is not in it
-    env = EnvironmentsInTurn([lambda: Breaks(space)], AutoresetMode.SAME_STEP, "Breaks")
+    env = EnvironmentsInTurn([lambda: Breaks(space)], "Breaks")
     to_module, to_env = build_runner_pipelines(
         ConnectorsConfig.parse({}), space, OBSERVED_CHOICES_ACTIONS
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 from support import vectors
 from support.scripted_environments import (
@@ -91,16 +93,19 @@ def with_one(bad: Scripted, mode: AutoresetMode = AutoresetMode.SAME_STEP) -> Sa
 @pytest.mark.parametrize(
     ("at", "column", "found", "step"),
     [
-        (2, "observations", "observations", 2),  # after the second step is before the third
-        (4, "observations", "last_observations", 3),
-        (3, "rewards", "rewards", 2),
+        (
+            2,
+            "observations",
+            "observations",
+            "at step 2",
+        ),
+        (4, "observations", "observations", "after step 3"),
+        (3, "rewards", "rewards", "at step 2"),
     ],
 )
 def test_a_number_that_is_not_finite_is_named(at, column, found, step) -> None:
     sampler = with_one(NotFinite(at, column))
-    with pytest.raises(
-        NonFiniteBatch, match=f"{found} of environment 1 at step {step} of"
-    ) as caught:
+    with pytest.raises(NonFiniteBatch, match=f"{found} of environment 1 {step} of") as caught:
         sampler.sample((0, 0))
     assert caught.value.live_steps == 2 * STEPS
     with pytest.raises(RuntimeError, match="call reset first"):
@@ -272,13 +277,19 @@ BEGINNING_ANEW_STEPS = 7
 SHORT = {"env": "Pendulum-v1", "env_kwargs": {"max_episode_steps": 10}}
 CONFIGS = [
     {"env": "CartPole-v1"},  # a vector of its own
-    *({**SHORT, "autoreset": mode} for mode in ("next_step", "same_step", "disabled")),
-    {**SHORT, "autoreset": "next_step", "vectorize": "async"},
+    *({"mode": mode} for mode in AutoresetMode),
+    SHORT,
+    {**SHORT, "vectorize": "async"},
 ]
 
 
 def sampler_anew(config: dict[str, Any], seed: int) -> Sampler:
-    env = make_vector_env(EnvRunnerConfig(envs_per_runner=3, **config))
+    factory = None
+    if "mode" in config:
+        make = functools.partial(gymnasium.make, "Pendulum-v1", max_episode_steps=10)
+        factory = functools.partial(SyncVectorEnv, [make] * 3, autoreset_mode=config["mode"])
+    given = {key: value for key, value in config.items() if key != "mode"}
+    env = make_vector_env(EnvRunnerConfig(envs_per_runner=3, **given), factory)
     pieces = ["mean_std_filter", "previous_actions_and_rewards"]
     connectors = ConnectorsConfig(env_to_module=pieces, learner=["normalize_rewards"])
     env_to_module, module_to_env = build_runner_pipelines(

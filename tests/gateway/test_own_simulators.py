@@ -422,8 +422,8 @@ def learned_from(tmp_path: Path, run_of: str, simulator: str, count: int) -> dic
     [
         ({"gateway": "5005"}, 'gateway must be "HOST:PORT"'),
         ({"gateway": "127.0.0.1:99999"}, 'gateway must be "HOST:PORT"'),
-        ({"gateway_max_batch": 0}, "gateway_max_batch must be an integer of at least 1"),
-        ({"gateway_max_wait_ms": -1.0}, "gateway_max_wait_ms must be from 0 to 1000"),
+        ({"gateway_max_batch": 0}, "gateway_max_batch = 0: must be at least 1"),
+        ({"gateway_max_wait_ms": -1.0}, "gateway_max_wait_ms = -1.0: must be at least 0"),
         (
             {"gateway": "127.0.0.1:0", "evaluation_seconds": 5.0, "evaluation_video": 1},
             "evaluation_video = 1",
@@ -438,7 +438,7 @@ def learned_from(tmp_path: Path, run_of: str, simulator: str, count: int) -> dic
         ),
         ({"gateway": "127.0.0.1:0", "simulator_parameters": {"wind": "a"}}, "expected a table of"),
         ({"simulator_parameters": {"wind": 1}}, "environments in Python have env_kwargs"),
-        ({"simulators_per_runner": 0}, "simulators_per_runner must be an integer of at least 1"),
+        ({"simulators_per_runner": 0}, "simulators_per_runner = 0: must be at least 1"),
     ],
 )
 def test_settings_that_no_gateway_could_have_are_refused(

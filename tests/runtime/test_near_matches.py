@@ -104,21 +104,16 @@ def test_a_value_is_shown_as_in_a_file_and_by_its_kind_where_it_is_long() -> Non
 # Errors for readers that may have written some of the frames.
 
 
-_CALLS = re.compile(r"^  \[(a call|\d+ calls) in Juggler, to (\S+), line \d+, in (\S+)\]$", re.M)
-
-
 def _raises(_: object) -> None:
     raise KeyError("no contact")
 
 
-def test_calls_in_juggler_between_those_of_the_reader_are_one_line() -> None:
+def test_calls_in_juggler_between_those_of_the_reader_are_left_out() -> None:
     with pytest.raises(KeyError) as got:
         tree_map(_raises, {"a": {"b": np.zeros(3)}})
     whole, shown = "".join(traceback.format_exception(got.value)), traceback_of(got.value)
     assert len(re.findall(r"structures\.py", whole)) > 1
-    ((count, place, _),) = _CALLS.findall(shown)
-    assert count == f"{len(re.findall(r'structures.py', whole))} calls"
-    assert place == "runtime/wire/structures.py"
+    assert "structures.py" not in shown
     assert "tree_map(_raises" in shown
     assert shown.endswith(whole[whole.rindex("  File") :]), "what follows is as Python shows it"
 
@@ -127,7 +122,7 @@ def test_the_frame_that_raised_is_shown_also_if_it_is_jugglers() -> None:
     with pytest.raises(Exception, match="Text") as got:
         space_leaves(spaces.Dict(a=spaces.Dict(b=spaces.Text(3))))
     whole, shown = "".join(traceback.format_exception(got.value)), traceback_of(got.value)
-    assert len(_CALLS.findall(shown)) == 1
+    assert shown.count("structures.py") == 1 < whole.count("structures.py")
     assert shown.endswith(whole[whole.rindex("  File") :])
 
 
@@ -141,7 +136,7 @@ def test_an_error_that_came_from_another_is_shown_with_it() -> None:
     with pytest.raises(RuntimeError) as got:
         wraps()
     shown = traceback_of(got.value)
-    assert len(_CALLS.findall(shown)) == 1
+    assert "structures.py" not in shown
     assert shown.index("no contact") < shown.index("direct cause") < shown.index("it fell over")
 
 

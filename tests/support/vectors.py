@@ -46,14 +46,14 @@ def vector_of(
 def vector_of_functions(
     kind: str, mode: AutoresetMode, functions: Sequence[Callable[[], Any]]
 ) -> VectorEnv[Any, Any, Any]:
-    if kind == "sync":
+    if kind == "sync" or mode is not AutoresetMode.SAME_STEP:
         vector = SyncVectorEnv(functions, copy=False, autoreset_mode=mode)
         keep_own_finals(vector)
         return vector
     if kind == "in turn":
-        return EnvironmentsInTurn(functions, mode, "scripted")
+        return EnvironmentsInTurn(functions, "scripted")
     with environments_in_threads():
-        return EnvironmentProcesses(functions, mode, 30.0, "scripted")
+        return EnvironmentProcesses(functions, 30.0, "scripted")
 
 
 def seeds_of(kind: str, seed: int, count: int) -> list[int]:

@@ -47,7 +47,6 @@ CASES = {
     "continuous": """
         env = "Pendulum-v1"
         env_kwargs = {max_episode_steps = 30}
-        autoreset = "next_step"
         [connectors]
         env_to_module = ["mean_std_filter", {use = "frame_stack", k = 3}]
         module_to_env = ["rescale_actions"]

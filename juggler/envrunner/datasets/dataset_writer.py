@@ -475,7 +475,6 @@ _PART_SECONDS: Final = 60.0
 #: Episodes are written in groups: one by one takes twice as long.
 _TOGETHER: Final = 64
 _TOGETHER_BYTES: Final = 8 * 1024 * 1024
-_GB: Final = 1e9
 
 
 class SampledEpisodes:
@@ -504,9 +503,7 @@ class SampledEpisodes:
         must_be_recordable(observation_space, action_space)
         self._directory, self._worker = Path(config.record).expanduser().absolute(), worker
         self._about = observation_space, action_space, env_spec
-        self._most_bytes = None if config.record_gb is None else config.record_gb * _GB
         self._report = report
-        self._bytes = bytes_of(self._directory.glob(f"{worker}-part-*-v0/data/*"))  # of all parts
         self._part = ExitStack()
         self._writer: DatasetWriter | None = None
         self._began: float | None = None  # of the part's first episode, written or not
@@ -518,10 +515,6 @@ class SampledEpisodes:
     def add(self, episode: RecordedEpisode) -> None:
         """Add an episode, which is on disk once its part completes."""
         size = episode.nbytes
-        held = self._bytes + self._part_bytes + self._waiting_bytes
-        if self._most_bytes is not None and held + size > self._most_bytes:
-            self.complete()
-            self.end(f"there are record_gb = {self._most_bytes / _GB:g} of them")
         if self._ended:
             return
         self._waiting.append(episode)
@@ -542,7 +535,6 @@ class SampledEpisodes:
         """Complete the current part. The next episode begins another."""
         self._write()
         self._attempt(self._part.close)
-        self._bytes += self._part_bytes
         self._writer, self._part_bytes, self._began = None, 0, None
 
     def _write(self) -> None:

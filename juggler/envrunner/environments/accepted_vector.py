@@ -33,7 +33,7 @@ class AcceptedVector(VectorWrapper):
         # Of the tensors that the last reset returned; None: it returned arrays.
         self.device: torch.device | None = None
         keep_own_finals(env)
-        self._form = _ResultForm(env.single_observation_space, env.num_envs)
+        self._fitted: dict[int, list[Any]] = {}  # last dtypes and shapes, by number of results
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         options = arguments.get("options")
@@ -53,66 +53,62 @@ class AcceptedVector(VectorWrapper):
         with failures_of(self.where, "step"):
             *given, infos = self.env.step(sent)
         self._check("step", *given)
-        results = *given[:2], *map(_flags, given[2:]), infos
+        # Bools stay as they are.
+        ends = (
+            each.bool() if isinstance(each, Tensor) else np.asarray(each, np.bool_)
+            for each in given[2:]
+        )
+        results = *given[:2], *ends, infos
         return results if device is None else on_host(results)
 
-    def _check(self, call: str, *results: Any) -> None:
-        if why := self._form.misfit(*results):
-            raise EnvironmentFailed(self.where, call, why)
+    def _check(self, call: str, observations: Any, *results: Any) -> None:
+        """Check dtypes and shapes of the results of a call.
 
-
-class _ResultForm:
-    """Checks the dtypes and shapes of the results of N environments.
-
-    Results are written into arrays [N, ...], where NumPy would repeat a single row for all
-    environments, and truncate numbers.
-    """
-
-    def __init__(self, space: gymnasium.Space[Any], rows: int) -> None:
-        self._space, self._rows = space, rows
-        self._fitted: dict[int, list[Any]] = {}  # last dtypes and shapes, by number of results
-
-    def misfit(self, observations: Any, *results: Any) -> str:
-        """Explain why results of a call do not fit; "": they do.
+        They are written into arrays [N, ...], where NumPy would repeat a single row for all
+        environments, and truncate numbers.
 
         Args:
             observations: a structure of the space, [N, ...].
             results: of a step: rewards [N], terminated [N], and truncated [N].
         """
+        space = self.env.single_observation_space
         try:
-            leaves = [leaf for _, leaf in tree_leaves(to_tree(self._space, observations))]
+            leaves = [leaf for _, leaf in tree_leaves(to_tree(space, observations))]
         except Exception as error:
-            return self._other_parts(f"{type(error).__name__}: {error}")
+            raise self._other_parts(call, f"{type(error).__name__}: {error}") from None
         arrays = [
             each if hasattr(each, "shape") else np.asarray(each) for each in (*leaves, *results)
         ]
         form = [(each.dtype, each.shape) for each in arrays]
         if form == self._fitted.get(len(results)):  # in all calls but the first
-            return ""
+            return
         # Only the first call comes this far, or a wrong one.
-        observed = list(self._observed())
+        observed, rows = list(self._observed()), self.env.num_envs
         if len(leaves) != len(observed):
-            return self._other_parts(f"{len(leaves)} arrays")
-        ends = [(name, (self._rows,), np.dtype(np.bool_)) for name in ("terminated", "truncated")]
-        due = [*observed, ("rewards", (self._rows,), np.dtype(np.float32)), *ends]
+            raise self._other_parts(call, f"{len(leaves)} arrays")
+        ends = [(name, (rows,), np.dtype(np.bool_)) for name in ("terminated", "truncated")]
+        due = [*observed, ("rewards", (rows,), np.dtype(np.float32)), *ends]
         for (name, shape, dtype), (its_dtype, its_shape) in zip(due, form, strict=False):
             if tuple(its_shape) != shape or not _becomes(its_dtype, dtype):
-                return (
+                raise EnvironmentFailed(
+                    self.where,
+                    call,
                     f"its {name} are {its_dtype} of shape {list(its_shape)}: a vector of "
-                    f"{self._rows} must give {dtype} of shape {list(shape)}"
+                    f"{rows} must give {dtype} of shape {list(shape)}",
                 )
         self._fitted[len(results)] = form
-        return ""
 
     def _observed(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
         """Yield name, shape and dtype of each leaf of the observations."""
-        for path, leaf in space_leaves(self._space):
+        for path, leaf in space_leaves(self.env.single_observation_space):
             at = f" at {path_name(path)}" if path else ""
             shape: tuple[int, ...] = leaf.shape or ()
-            yield f"observations{at}", (self._rows, *shape), np.dtype(leaf.dtype)
+            yield f"observations{at}", (self.env.num_envs, *shape), np.dtype(leaf.dtype)
 
-    def _other_parts(self, found: str) -> str:
-        return f"its observations have other parts than {self._space}: {found}"
+    def _other_parts(self, call: str, found: str) -> EnvironmentFailed:
+        space = self.env.single_observation_space
+        reason = f"its observations have other parts than {space}: {found}"
+        return EnvironmentFailed(self.where, call, reason)
 
 
 def _becomes(given: Any, due: np.dtype[Any]) -> bool:
@@ -126,11 +122,6 @@ def _becomes(given: Any, due: np.dtype[Any]) -> bool:
         given = torch.empty(0, dtype=whole).numpy().dtype
     flags = due == np.bool_ and given.kind in "iufO"
     return flags or np.can_cast(given, due, "same_kind")
-
-
-def _flags(given: Any) -> Any:
-    """Convert flags [N] to bools; bools are returned as they are."""
-    return given.bool() if isinstance(given, Tensor) else np.asarray(given, np.bool_)
 
 
 def tensors_on(env: VectorEnv[Any, Any, Any]) -> torch.device | None:

@@ -43,44 +43,25 @@ def last_observation(
     Raises:
         EnvironmentFailed: a truncated episode has none in the infos, or it does not fit the space.
     """
-    if _has_final_observation(infos, row):
-        shown, why = _final_of(space, infos, row)
-        reason = f"at the end of a truncated episode, {why}" if why else ""
-    else:
-        shown, reason = (
-            None,
-            (
-                "it truncated an episode under SAME_STEP autoreset without infos['final_obs'], "
-                "which the value of the last step is bootstrapped from"
-            ),
-        )
-    if not reason:
+    finals, shown, why = infos.get("final_obs"), None, ""
+    try:
+        if isinstance(finals, (Mapping, tuple)):
+            of_row = tree_map(lambda leaf: leaf[row], to_tree(space, finals))
+            shown = from_tree(space, of_row)
+        elif finals is not None and row < len(finals):
+            shown = finals[row]
+        if shown is not None:
+            why = misfit(space, shown)
+    except (LookupError, TypeError) as error:
+        why = f"its observation has other parts than {space}: {type(error).__name__}: {error}"
+    if shown is not None and not why:
         return to_tree(space, shown)
     # No value is bootstrapped from it.
     if terminated:
         return None
+    missing = (
+        "it truncated an episode under SAME_STEP autoreset without infos['final_obs'], "
+        "which the value of the last step is bootstrapped from"
+    )
+    reason = f"at the end of a truncated episode, {why}" if why else missing
     raise EnvironmentFailed(f"environment {row}", "step", reason)
-
-
-def _has_final_observation(infos: Mapping[str, Any], row: int) -> bool:
-    finals = infos.get("final_obs")
-    if finals is None or isinstance(finals, (Mapping, tuple)):
-        return finals is not None
-    if not hasattr(finals, "__len__"):
-        return True  # such as one number, which `_final_of` rejects
-    return row < len(finals) and finals[row] is not None
-
-
-def _final_of(space: gymnasium.Space[Any], infos: Mapping[str, Any], row: int) -> tuple[Any, str]:
-    """Return an environment's part of "final_obs", and its error or ""."""
-    shown = infos["final_obs"]
-    try:
-        if isinstance(shown, (Mapping, tuple)):
-            of_row = tree_map(lambda leaf: leaf[row], to_tree(space, shown))
-            shown = from_tree(space, of_row)
-        else:
-            shown = shown[row]
-    except (LookupError, TypeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        return None, f"its observation has other parts than {space}: {what}"
-    return shown, misfit(space, shown)

@@ -74,7 +74,6 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
     def __init__(
         self,
         functions: Sequence[Callable[[], Env]],
-        autoreset_mode: AutoresetMode,
         deadline: float,
         name: str,
     ) -> None:
@@ -85,7 +84,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
         start_forkserver()
         first = functions[0]()
         try:
-            self._take_spaces(first, autoreset_mode)
+            self._take_spaces(first)
         finally:
             first.close()
         # One memory for all, so that most steps move no array through a pipe.
@@ -104,7 +103,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
                 for row, function in enumerate(functions):
                     ours, theirs = context.Pipe()
                     made = CloudpickleWrapper(function)
-                    arguments = row, made, theirs, ours, layout, read, autoreset_mode, name
+                    arguments = row, made, theirs, ours, layout, read, name
                     process: Any = context.Process(
                         target=_run_environment, name=f"environment {row}", args=arguments
                     )
@@ -123,9 +122,9 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
             self.closed = True
             raise
 
-    def _take_spaces(self, env: Env, autoreset_mode: AutoresetMode) -> None:
+    def _take_spaces(self, env: Env) -> None:
         """Take over the spaces and metadata of one environment."""
-        self.metadata = {**env.metadata, "autoreset_mode": autoreset_mode}
+        self.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
         self.render_mode = env.render_mode
         self.single_observation_space = env.observation_space
         self.single_action_space = env.action_space
@@ -140,13 +139,10 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
         seed: int | list[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments, or only the ones in options["reset_mask"] [N], bool."""
-        options = dict(options or {})
-        mask = options.pop("reset_mask", np.ones(self.num_envs, np.bool_))
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
         asked = {
             row: bytes(ForkingPickler.dumps((None if seeds is None else seeds[row], options)))
-            for row in np.flatnonzero(mask).tolist()
+            for row in range(self.num_envs)
         }
         infos = self._ask("reset", asked)
         return self._memory["observations"], infos
@@ -283,13 +279,12 @@ class _OneEnvironment(EnvironmentsInTurn):
         self,
         row: int,
         function: Callable[[], Env],
-        mode: AutoresetMode,
         name: str,
         layout: spaces.Dict,
         memory: dict[str, Any],
     ) -> None:
         self._row, self._memory = row, memory
-        super().__init__([function], mode, name)
+        super().__init__([function], name)
         due = layout["observations"], layout["actions"]
         own = self.single_observation_space, self.single_action_space
         if own != due:
@@ -339,7 +334,6 @@ def _run_environment(
     of_owner: Connection,
     layout: spaces.Dict,
     read: Callable[[], Any],
-    mode: AutoresetMode,
     name: str,
 ) -> None:
     """Run an environment's process: make the environment, then answer requests."""
@@ -357,7 +351,7 @@ def _run_environment(
     own = tree_map(lambda leaf: leaf[row : row + 1], to_tree(layout, read()))  # [1, ...]
     try:
         with failures_of(where, "constructor"):
-            env = _OneEnvironment(row, function, mode, name, layout, from_tree(layout, own))
+            env = _OneEnvironment(row, function, name, layout, from_tree(layout, own))
         with failures_of(where, "step"):
             env.answer(pipe)
     except (EnvironmentFailed, VideoFailed) as error:

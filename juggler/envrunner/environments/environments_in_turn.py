@@ -25,48 +25,29 @@ from juggler.runtime.wire.flags import NoFlag, as_flag
 Env = gymnasium.Env[Any, Any]
 
 
-class EnvironmentFunction:
-    """Makes one environment, here or by cloudpickle in its own process.
-
-    Args:
-        made: what the first call returns; None: it makes one.
-    """
-
-    def __init__(
-        self,
-        make: Callable[..., Env],
-        arguments: dict[str, Any],
-        where: str,
-        made: Env | None = None,
-    ) -> None:
-        self.make, self.arguments, self.where, self._made = make, arguments, where, made
-
-    def __call__(self) -> Env:
-        env, self._made = self._made, None
-        if env is None:
-            with failures_of(self.where, "constructor"):
-                env = self.make(**self.arguments)
-        # A copy, since vectors write into it and it may belong to the class.
-        env.metadata = dict(env.metadata)
-        return env
+def make_environment(make: Callable[..., Env], arguments: dict[str, Any], where: str) -> Env:
+    """Make one environment; `where` is its name in errors."""
+    with failures_of(where, "constructor"):
+        env = make(**arguments)
+    # A copy, since vectors write into it and it may belong to the class.
+    env.metadata = dict(env.metadata)
+    return env
 
 
 class EnvironmentsInTurn(SyncVectorEnv):
     """A faster SyncVectorEnv whose errors name the environment that raised.
 
-    The arrays that it returns are overwritten by the next step. Of infos, it returns only action
-    masks, and the numbers of `step`: [N] each, NaN where an environment gave no number.
+    The last step of an episode begins the next one (SAME_STEP). The arrays that it returns are
+    overwritten by the next step. Of infos, it returns only action masks, and the numbers of `step`:
+    [N] each, NaN where an environment gave no number.
 
     Raises:
         EnvironmentFailed: in `reset` or `step`: an environment raised.
     """
 
-    def __init__(
-        self, functions: Sequence[Callable[[], Env]], autoreset_mode: AutoresetMode, name: str
-    ) -> None:
-        super().__init__(functions, copy=False, autoreset_mode=autoreset_mode)
+    def __init__(self, functions: Sequence[Callable[[], Env]], name: str) -> None:
+        super().__init__(functions, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         self._name = name
-        self._over = [False] * self.num_envs  # episodes that ended in the last step
         self._share_memory()
 
     def _share_memory(self) -> None:
@@ -84,81 +65,61 @@ class EnvironmentsInTurn(SyncVectorEnv):
         seed: int | list[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments, or only the ones in options["reset_mask"] [N], bool."""
-        options = dict(options or {})
-        mask = options.pop("reset_mask", None)
-        rows = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
         infos: dict[str, Any] = {}
-        for i in rows:
+        for i in range(self.num_envs):
             try:
                 self._env_obs[i], info = self.envs[i].reset(
-                    seed=None if seeds is None else seeds[i], options=options or None
+                    seed=None if seeds is None else seeds[i], options=options
                 )
                 infos = add_mask(self, infos, info, i)
             except Exception as error:
                 raise self._failure(i, "reset", error) from None
-            self._over[i] = False
         return self._batch_observations("reset"), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        next_step = self.autoreset_mode is AutoresetMode.NEXT_STEP
-        same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-        observations, rewards, over = self._env_obs, self._rewards, self._over
+        observations, rewards = self._env_obs, self._rewards
         terminated, truncated = self._terminations, self._truncations
         terminated.fill(False)
         truncated.fill(False)
         infos: dict[str, Any] = {}
-        chosen = self._by_environment(actions)
+        chosen = list(iterate(self.action_space, actions))
+        if len(chosen) != self.num_envs:  # not an environment's fault
+            raise ValueError(f"{len(chosen)} actions for {self.num_envs} environments")
         call, i = "step", 0
         # One `try` for all environments, because entering one for each takes longer than a move of
         # some; `call` and `i` tell what raised.
         try:
             for i, (env, action) in enumerate(zip(self.envs, chosen, strict=True)):
-                # The actions of environments that only reset are ignored.
-                if over[i] and next_step:
-                    call, over[i], rewards[i] = "reset", False, 0
-                    observations[i], info = env.reset()
-                    mask_in(info)  # it is a dict
-                    call = "step"
+                # Results that cannot be unpacked are explained by `_failure`.
+                observations[i], reward, ends, cut, info = env.step(action)
+                if type(reward) is float:  # the usual case
+                    rewards[i] = reward
                 else:
-                    # Results that cannot be unpacked are explained by `_failure`.
-                    observations[i], reward, ends, cut, info = env.step(action)
-                    if type(reward) is float:  # the usual case
-                        rewards[i] = reward
-                    else:
-                        put_reward(rewards, i, reward)
-                    if ends is not False or cut is not False:
-                        ends, cut = as_flag("terminated", ends), as_flag("truncated", cut)
-                    if type(info) is not dict:
-                        mask_in(info)  # raises if it is no mapping
+                    put_reward(rewards, i, reward)
+                if ends is not False or cut is not False:
+                    ends, cut = as_flag("terminated", ends), as_flag("truncated", cut)
+                if type(info) is not dict:
+                    mask_in(info)  # raises if it is no mapping
+                if ends or cut:
+                    terminated[i], truncated[i] = ends, cut
                     if ends:
                         info = without_mask(info)
-                    if info and not (same_step and (ends or cut)):
-                        keep_numbers(infos, info, i, self.num_envs)
-                    if ends or cut:
-                        terminated[i], truncated[i], over[i] = ends, cut, True
-                        # The next episode begins here, so all environments act in the next step.
-                        if same_step:
-                            if cut and not ends:
-                                require_fit(self.single_observation_space, observations[i])
-                            infos = add_final(self, infos, observations[i], info, i)
-                            call = "reset"
-                            observations[i], info = env.reset()
-                            mask_in(info)
-                            call = "step"
+                    elif why := misfit(self.single_observation_space, observations[i]):
+                        raise BadResult(f"at the end of a truncated episode, {why}")
+                    # The next episode begins here, so all environments act in the next step.
+                    infos = add_final(self, infos, observations[i], info, i)
+                    call = "reset"
+                    observations[i], info = env.reset()
+                    mask_in(info)
+                    call = "step"
+                elif info:
+                    keep_numbers(infos, info, i, self.num_envs)
                 if ACTION_MASK in info:
                     infos = add_mask(self, infos, info, i)
         except Exception as error:
             raise self._failure(i, call, error) from None
         return self._batch_observations("step"), rewards, terminated, truncated, infos
-
-    def _by_environment(self, actions: Any) -> list[Any]:
-        """Split actions [N, ...]; a wrong number is not an environment's fault."""
-        chosen = list(iterate(self.action_space, actions))
-        if len(chosen) != self.num_envs:
-            raise ValueError(f"{len(chosen)} actions for {self.num_envs} environments")
-        return chosen
 
     def _batch_observations(self, call: str) -> Any:
         """Batch the observations of all environments [N, ...]."""
@@ -222,16 +183,6 @@ def put_reward(rewards: NDArray[np.float64], row: int, reward: Any) -> None:
         rewards[row] = reward
     except Exception as error:
         raise BadResult(no_reward(reward, error)) from None
-
-
-def require_fit(space: gymnasium.Space[Any], observation: Any) -> None:
-    """Check a last observation, which is not batched with others.
-
-    Raises:
-        BadResult: it does not fit its space.
-    """
-    if why := misfit(space, observation):
-        raise BadResult(f"at the end of a truncated episode, {why}")
 
 
 def mask_in(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def find_environment(name: str) -> EnvSpec | EnvironmentFactory:
         )
         if callable(found):
             return found
-        callables = [f"{module_name}:{key}" for key, at in vars(module).items() if callable(at)]
+        callables = [key for key, at in vars(module).items() if callable(at)]
     if attribute in registry:
         return registry[attribute]
     raise ValueError(_unknown(name, callables))
@@ -128,7 +128,9 @@ def registered_in_script(name: str) -> ScriptEnvironment | None:
 
 def _unknown(name: str, callables: list[str]) -> str:
     module_name, colon, attribute = name.rpartition(":")
-    near = _nearest(name, callables) + _nearest(attribute, registry)
+    # Without the module's name, which they have in common.
+    near = [f"{module_name}:{each}" for each in _nearest(attribute, callables)]
+    near += _nearest(attribute, registry)
     if not (colon and near):
         near = _environments_in(module_name or name.removesuffix(".py")) or near
     if name.startswith("ALE/"):
@@ -206,26 +208,25 @@ def add_wrappers(
     if isinstance(source, EnvSpec):
         added = (*source.additional_wrappers, *wrappers)
         return dataclasses.replace(source, additional_wrappers=added)
-    return _WrappedFactory(source, wrappers)
+    make, name = source, getattr(source, "__qualname__", type(source).__name__)
 
-
-class _WrappedFactory:
-    def __init__(self, make: EnvironmentFactory, wrappers: tuple[WrapperSpec, ...]) -> None:
-        self._make, self._wrappers = make, wrappers
-        self.__qualname__ = getattr(make, "__qualname__", type(make).__name__)
-
-    def __call__(self, **env_kwargs: Any) -> Env:
-        env: Any = self._make(**env_kwargs)
+    def wrapped(**env_kwargs: Any) -> Env:
+        env: Any = make(**env_kwargs)
         if not isinstance(env, gymnasium.Env):
             env.close()
             raise ValueError(
                 f"env_wrappers and max_episode_steps are for single environments, and "
-                f"{self.__qualname__} makes a {type(env).__name__}: let it wrap its own"
+                f"{name} makes a {type(env).__name__}: let it wrap its own"
             )
-        for wrapper in self._wrappers:
+        # The outermost is the last one.
+        for wrapper in wrappers:
             env = load_env_creator(wrapper.entry_point)(env=env, **wrapper.kwargs or {})
-        wrapped_env: Env = env
-        return wrapped_env
+        made: Env = env
+        return made
+
+    # Errors name environments by it.
+    wrapped.__qualname__ = name
+    return wrapped
 
 
 def _spec(piece: object) -> WrapperSpec:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -13,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import MultiDiscrete
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from juggler.envrunner.config import EnvRunnerConfig
 from juggler.envrunner.dm_env_rpc.options import SCHEME
@@ -22,8 +21,8 @@ from juggler.envrunner.environments.action_masks import observe_masks
 from juggler.envrunner.environments.autoreset import autoreset_mode
 from juggler.envrunner.environments.environment_processes import EnvironmentProcesses
 from juggler.envrunner.environments.environments_in_turn import (
-    EnvironmentFunction,
     EnvironmentsInTurn,
+    make_environment,
 )
 from juggler.envrunner.environments.envpool import SCHEME as ENVPOOL
 from juggler.envrunner.environments.envpool import make_envpool_vector
@@ -66,13 +65,6 @@ def check_actions_faster(env: VectorEnv[Any, Any, Any]) -> None:
     if not space.start.any() and (space.nvec == space.nvec.item(0)).all():
         space.__class__ = EqualChoices  # the rest stays, with its random generator
 
-
-_AUTORESET = {
-    "auto": AutoresetMode.SAME_STEP,
-    "next_step": AutoresetMode.NEXT_STEP,
-    "same_step": AutoresetMode.SAME_STEP,
-    "disabled": AutoresetMode.DISABLED,
-}
 
 #: Hints for an environment with several agents that a function or a class has made.
 _SEVERAL = '; for several agents, write the class of what it makes after the "->" of the function'
@@ -239,13 +231,7 @@ def _accept_vector(config: EnvRunnerConfig, env: VectorEnvironment, name: str) -
             f"{name} makes {env.num_envs} environments, and envs_per_runner is "
             f"{config.envs_per_runner}: make them equal, or let it have a parameter num_envs"
         )
-    mode = autoreset_mode(env)
-    if config.autoreset != "auto" and mode != _AUTORESET[config.autoreset]:
-        warnings.warn(
-            f"autoreset = {config.autoreset!r} has no effect: {name} resets its environments in "
-            f"its own way ({mode.name.lower()})",
-            stacklevel=4,
-        )
+    autoreset_mode(env)  # raises if it has none
     check_actions_faster(env)
     return AcceptedVector(env, f"one of {env.num_envs} environments ({name})")
 
@@ -258,17 +244,20 @@ def _from_single(
     just_one: bool,
     first: Env | None = None,
 ) -> VectorEnvironment:
-    mode = _AUTORESET[config.autoreset]
     others = 0 if just_one else config.envs_per_runner - 1
+    makers = [make_first] + [make_other] * others
+    is_async = config.vectorize == "async" and not just_one
+    if first is not None and is_async:
+        first.close()  # processes make their own
+    elif first is not None:
+        makers[0] = lambda **_: first
     functions = [
-        EnvironmentFunction(
-            make, config.env_kwargs, f"environment {i} ({name})", None if i else first
-        )
-        for i, make in enumerate([make_first] + [make_other] * others)
+        functools.partial(make_environment, make, config.env_kwargs, f"environment {i} ({name})")
+        for i, make in enumerate(makers)
     ]
-    if config.vectorize == "async" and not just_one:
-        return EnvironmentProcesses(functions, mode, config.step_deadline_seconds, name)
-    return EnvironmentsInTurn(functions, mode, name)
+    if is_async:
+        return EnvironmentProcesses(functions, config.step_deadline_seconds, name)
+    return EnvironmentsInTurn(functions, name)
 
 
 def _about_agents(factory: Callable[..., Any], made: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -52,8 +52,12 @@ def record_videos(
     Raises:
         ValueError: the environment cannot render images, or a package is missing.
     """
-    _check_package()
-    _draw_without_screen()
+    if importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise ValueError(f"a video needs the package imageio_ffmpeg: {installing('video')}")
+    # Without a screen, SDL would print that XDG_RUNTIME_DIR is missing.
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     make, name = (_find_games if several_agents else _find_single)(config, factory)
     # One environment is made to check that it renders, before a directory is created.
     env = _rendering(make, name, config.env_kwargs, several_agents)
@@ -138,22 +142,6 @@ def _find_games(
             "pictures; only an environment with PettingZoo's interfaces can be recorded"
         )
     return lambda **env_kwargs: native(make(**env_kwargs)), name
-
-
-def _check_package() -> None:
-    try:
-        importlib.import_module("imageio_ffmpeg")
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"a video needs the package {error.name}: {installing('video')}"
-        ) from error
-
-
-def _draw_without_screen() -> None:
-    """Keep SDL from printing that XDG_RUNTIME_DIR is missing, without a screen."""
-    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
-        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 
 
 def _must_render(env: Any, name: str) -> None:

@@ -201,12 +201,6 @@ def _check_options(config: EnvRunnerConfig, name: str, is_vector: bool) -> None:
             f"vectorize = {config.vectorize!r}: the environments of {name} have several agents, "
             f"and are stepped in the EnvRunner's own process; use {one_of(allowed)}"
         )
-    # One agent's step may end an episode that others still play.
-    if config.autoreset not in ("auto", "same_step"):
-        raise ValueError(
-            f"autoreset = {config.autoreset!r}: an environment with several agents begins its next "
-            "episode within the step that ended the last one; leave it out"
-        )
     # A vector has no single environments to wrap or to cut.
     if is_vector and config.env_wrappers:
         raise ValueError(

@@ -10,15 +10,14 @@ from typing import Annotated, Any, Literal, TypeAlias, get_origin, get_type_hint
 
 import msgspec
 
-from juggler.runtime.near_matches import nearest
-from juggler.runtime.wrong_value import WrongValue, converted, points_of
+from juggler.runtime.wrong_value import CheckedKeys, WrongValue, converted, points_of
 
 #: A number, or a schedule: (step, value) pairs by rising step, of steps trained on.
 Scheduled: TypeAlias = float | list[tuple[float, float]]
 
 
 @dataclass(kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(CheckedKeys):
     """Keys that each optimizer may override."""
 
     lr: Scheduled = 5e-4
@@ -53,10 +52,7 @@ class OptimizerConfig:
             self.check_within("adam_betas", beta, 0, 1, below=True)
         self.check_one_of("optimizer", ("adam", "rmsprop"))
         self.check_one_of("grad_clip_by", ("global_norm", "norm", "value"))
-        if self.grad_clip is not None:
-            self.check_above("grad_clip", 0)
-
-    # -- for `validate` of this and of derived classes: each raises a ValueError -----------------
+        self.check_above("grad_clip", 0)
 
     def check_share(self, key: str) -> None:
         """Check that a key, or its schedule, is from 0 to 1."""
@@ -87,31 +83,6 @@ class OptimizerConfig:
             )
         if not all(0 <= each < math.inf for _, each in value):
             raise WrongValue(key, f"{key} = {value}: values must be at least 0 and finite")
-
-    def check_one_of(self, key: str, choices: tuple[str, ...]) -> None:
-        """Check that a key is one of these words."""
-        if (value := getattr(self, key)) not in choices:
-            raise WrongValue(key, f"{key} = {value!r} is not known{nearest(value, choices)}")
-
-    def check_above(self, key: str, limit: float) -> None:
-        """Check that a key is a finite number above a limit."""
-        value = getattr(self, key)
-        if not limit < value < math.inf:
-            raise WrongValue(key, f"{key} = {value}: must be above {limit} and finite")
-
-    def check_at_least(self, key: str, limit: float) -> None:
-        """Check that a key is a finite number, at least the limit."""
-        value = getattr(self, key)
-        if not limit <= value < math.inf:
-            raise WrongValue(key, f"{key} = {value}: must be at least {limit} and finite")
-
-    def check_within(
-        self, key: str, value: float, low: float, high: float, *, below: bool = False
-    ) -> None:
-        """Check that a value is in [low, high]; `below` excludes high."""
-        if not (low <= value < high or (value == high and not below)):
-            allowed = f"at least {low} and {'below' if below else 'at most'} {high}"
-            raise WrongValue(key, f"{key} = {getattr(self, key)}: must be {allowed}")
 
 
 #: Keys that an optimizer may override; otherwise the run's keys apply.

@@ -131,8 +131,14 @@ _NAME = re.compile(r"(\d{9,})(\.replaced)?")
 #: Keys of earlier versions, without which a checkpoint's run continues: their old default, and a
 #: remedy.
 RETIRED_KEYS: Final[Mapping[str, tuple[Any, str]]] = {
+    "autoreset": (
+        "auto",
+        "remove it: an environment resets in the step that ends its episode, and a vector of your "
+        "own resets as its metadata says",
+    ),
     "max_learners": (64, "remove it: up to 64 learners take part at once"),
     "max_times_sampled": (0, "remove it: a kept step leaves when newer ones need its room"),
+    "record_gb": (None, "remove it: a run records all episodes, and stop_steps limits them"),
     "replay_remover": ("fifo", "remove it: the oldest kept steps leave for new ones"),
     "replay_selector": (
         "random",

@@ -6,18 +6,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Final, Literal, get_type_hints
 
 from gymnasium import Space
 
 from juggler.runtime.near_matches import nearest
 from juggler.runtime.other_libraries import MODEL_KEYS, called_here
-from juggler.runtime.wrong_value import WrongValue, wrong_where
+from juggler.runtime.wrong_value import CheckedKeys, WrongValue, converted, wrong_where
+
+#: Keys whose values may be what no file can hold.
+_OF_SCRIPTS: Final = ("encoder", "distribution", "critic_space", "table")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(CheckedKeys):
     """Keys of `model` for the default module and its extensions."""
+
+    table = "model"
 
     hidden_sizes: Sequence[int] = (64, 64)
     """Units of each hidden layer. With images in a Dict or Tuple, these layers join all features;
@@ -82,23 +87,14 @@ class ModelConfig:
                     )
                 raise ValueError(f"model has no key {key!r}{instead}")
         # A table of TOML or JSON has no types, so each key is checked here.
-        config = cls(**model_config)
-        sizes = config.hidden_sizes
-        if not isinstance(sizes, (list, tuple)) or not all(_positive(size) for size in sizes):
-            raise _wrong("hidden_sizes", "a list of positive integers, such as [128]", sizes)
-        if not _positive(config.recurrent_size):
-            raise _wrong("recurrent_size", "a positive integer", config.recurrent_size)
-        if not _is_number(config.memory_bias):
-            raise _wrong("memory_bias", "a finite number", config.memory_bias)
-        # Words and flags are checked by their annotations.
-        for key, hint in cls._types().items():
-            value, allowed = getattr(config, key), get_args(hint)
-            if hint is bool and not isinstance(value, bool):
-                raise _wrong(key, "true or false", value)
-            if all(type(each) is str for each in allowed) and allowed and value not in allowed:
-                raise _wrong(key, f"one of {', '.join(allowed)}", value)
-        if not isinstance(config.shared_value_layers, bool | None):
-            raise _wrong("shared_value_layers", "true or false", config.shared_value_layers)
+        given = {key: value for key, value in model_config.items() if key in cls._types()}
+        config = cls(**{**model_config, **converted(given, cls._types(), "model")})
+        if not all(size > 0 for size in config.hidden_sizes):
+            raise ValueError(
+                f"model.hidden_sizes = {config.hidden_sizes}: must be positive, such as [128]"
+            )
+        config.check_at_least("recurrent_size", 1)
+        config.check_above("memory_bias", -math.inf)
         if not isinstance(config.critic_space, Space | None):
             raise ValueError("model has no key 'critic_space': the run's key critic_sees fills it")
         # Combinations that no network can have.
@@ -118,8 +114,9 @@ class ModelConfig:
     @classmethod
     @cache
     def _types(cls) -> dict[str, Any]:
-        """Types of the keys, cached since evaluation dominates `parse`."""
-        return get_type_hints(cls)
+        """Types of keys of files, cached since evaluation dominates `parse`."""
+        hints = get_type_hints(cls)
+        return {key: hint for key, hint in hints.items() if key not in _OF_SCRIPTS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,26 +141,14 @@ class QNetworkConfig(ModelConfig):
     def parse(cls, model_config: Mapping[str, Any]) -> QNetworkConfig:
         config = super().parse(model_config)
         assert isinstance(config, cls)
-        if type(config.atoms) is not int or config.atoms < 0 or config.atoms == 1:
-            raise _wrong("atoms", "0, or an integer of at least 2, such as 51", config.atoms)
+        config.check_at_least("atoms", 0)
+        if config.atoms == 1:
+            raise ValueError("model.atoms = 1: must be 0, or at least 2, such as 51")
         for key in ("v_min", "v_max"):
-            if not _is_number(getattr(config, key)):
-                raise _wrong(key, "a finite number", getattr(config, key))
+            config.check_above(key, -math.inf)
         if config.v_min >= config.v_max:
-            raise _wrong("v_min", f"below v_max = {config.v_max!r}", config.v_min)
+            raise ValueError(f"model.v_min must be below v_max = {config.v_max}")
         return config
-
-
-def _positive(value: object) -> bool:
-    return type(value) is int and value > 0
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
-
-
-def _wrong(key: str, expected: str, value: object) -> ValueError:
-    return ValueError(f"model.{key} must be {expected}, not {value!r}")
 
 
 @dataclass(kw_only=True)

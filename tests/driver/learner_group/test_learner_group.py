@@ -317,7 +317,7 @@ def test_a_group_that_cannot_start_leaves_no_process_and_another_one_alone(
         ({"learner": {"lr": "fast"}}, "'new': learner: lr: "),
         ({"learner": {"env": "CartPole-v1"}}, "'new': learner has no key 'env': known are"),
         ({"lerner": {}}, "'new': .* unexpected keyword"),
-        ({"model": {"hidden_sizes": {8}}}, "'new': model.hidden_sizes must be a list"),
+        ({"model": {"hidden_sizes": 8}}, "'new': model.hidden_sizes: expected a list"),
         ({"observation_space": None}, "'new': there is no encoding for"),
         ({"connectors": {"lerner": []}}, "connectors has no key 'lerner'"),
     ],

@@ -6,7 +6,6 @@ import os
 import sys
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -251,11 +250,9 @@ class Diary(gymnasium.Env[Any, Any]):
         return seen, self._rewards[-1], over and terminates, over and not terminates, {}
 
 
-def recorder(
-    place: Path, told: list[str], record_gb: float | None = None, worker: str = "envrunner-0"
-) -> SampledEpisodes:
+def recorder(place: Path, told: list[str], worker: str = "envrunner-0") -> SampledEpisodes:
     """Of episodes with the spaces of `random_episodes`."""
-    config = EnvRunnerConfig(record=str(place), record_gb=record_gb)
+    config = EnvRunnerConfig(record=str(place))
     return SampledEpisodes(config, worker, VECTOR, CHOICES, None, told.append)
 
 
@@ -345,30 +342,6 @@ def test_a_part_is_complete_when_its_first_episode_is_old(
     assert sorted(each.name for each in tmp_path.iterdir())[-1] == "envrunner-0-part-2-v0"
 
 
-@pytest.fixture
-def few_at_once(monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many episodes are written together."""
-    monkeypatch.setattr(dataset_writer, "_TOGETHER", 8)
-    return 8
-
-
-def test_no_more_is_recorded_than_was_asked_for(tmp_path: Path, few_at_once: int) -> None:
-    told: list[str] = []
-    each, most = random_episodes([2])[0], 1_000_000
-    episodes = recorder(tmp_path, told, record_gb=most / 1e9)
-    for _ in range(150):
-        episodes.add(each)
-    count = len(Dataset(str(tmp_path)))
-    taken = sum(file.stat().st_size for file in tmp_path.glob("*/data/*"))
-    at_once = few_at_once * taken / count
-    assert most - at_once < taken < most + at_once
-    assert told == ["records no more episodes, and samples on: there are record_gb = 0.001 of them"]
-    again = recorder(tmp_path, told, record_gb=most / 1e9)
-    again.add(each)
-    again.complete()
-    assert len(Dataset(str(tmp_path))) == count, "what there was before counts"
-
-
 @pytest.mark.parametrize("key", ["a/b", "", "."])
 def test_observations_that_no_data_set_can_hold_are_told_at_the_start(
     key: str, tmp_path: Path
@@ -430,13 +403,6 @@ def test_parts_of_other_environments_are_told(tmp_path: Path) -> None:
     write(tmp_path / "envrunner-1-part-1-v0", random_episodes([2], *other), *other)
     with pytest.raises(DatasetError, match=r"envrunner-1-part-1-v0/data has other spaces than"):
         Dataset(str(tmp_path))
-
-
-def test_what_cannot_be_recorded_is_told() -> None:
-    config = EnvRunnerConfig()
-    for most in (0, -1, float("nan"), True):
-        with pytest.raises(ValueError, match="record_gb must be a number of"):
-            replace(config, record_gb=most).validate()
 
 
 # A sampler over a data set: its batches hold whole episodes.

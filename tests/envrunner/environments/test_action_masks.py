@@ -170,13 +170,12 @@ class LastMask(Scripted):
         return *results, {"action_mask": self.last if self.over else np.ones(3, np.int8)}
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("others", [0, 1])
 @pytest.mark.parametrize("mask", [np.ones(2, np.int8), np.ones(4, np.int8), 1, (np.ones(2),)])
-def test_a_late_mask_of_another_length_names_the_environment(mask, others, mode) -> None:
+def test_a_late_mask_of_another_length_names_the_environment(mask, others) -> None:
     functions = [functools.partial(masked, ((9, "truncated"),))] * others
     functions += [lambda: LaterMask(mask)]
-    env = observe_masks(vector_of_functions("in turn", mode, functions))
+    env = observe_masks(vector_of_functions("in turn", AutoresetMode.SAME_STEP, functions))
     env.reset()
     env.step(np.zeros(others + 1, int))
     with pytest.raises(EnvironmentFailed, match=f"environment {others} .*action mask in its info"):

@@ -15,7 +15,6 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from support.processes import end_forkserver
 from support.scripted_environments import Failing, Script, Scripted
 
@@ -28,7 +27,7 @@ from juggler.envrunner.failures import EnvironmentFailed
 def processes_of(
     *functions: Callable[[], gymnasium.Env[Any, Any]], deadline: float = 30.0
 ) -> EnvironmentProcesses:
-    return EnvironmentProcesses(functions, AutoresetMode.SAME_STEP, deadline, "toy")
+    return EnvironmentProcesses(functions, deadline, "toy")
 
 
 def assert_ended(env: EnvironmentProcesses) -> None:
@@ -170,11 +169,9 @@ class Pixels(Scripted):
         return (observation, self.reward, *ends, self.info)
 
 
-def step_in_a_process(
-    mode: AutoresetMode = AutoresetMode.SAME_STEP, ends: bool = False, **returned: Any
-) -> Any:
+def step_in_a_process(ends: bool = False, **returned: Any) -> Any:
     returned["script"] = ((1 if ends else 3, "terminated"),)
-    env = EnvironmentProcesses([functools.partial(Pixels, **returned)], mode, 30.0, "pixels")
+    env = EnvironmentProcesses([functools.partial(Pixels, **returned)], 30.0, "pixels")
     try:
         env.reset(seed=[1])
         return env.step(np.zeros(1, int))[0].tolist()
@@ -209,16 +206,9 @@ def test_the_last_observation_of_a_truncated_episode_must_fit_its_space() -> Non
     env.close()
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_the_last_observation_of_an_episode_that_terminates_is_checked_where_it_is_shown(
-    mode: AutoresetMode,
-) -> None:
+def test_the_last_observation_of_an_episode_that_terminates_is_not_checked() -> None:
     shown = np.full((2, 3), 0.7)
-    if mode is AutoresetMode.SAME_STEP:
-        assert step_in_a_process(mode, ends=True, shown=shown) == np.zeros((1, 2, 3)).tolist()
-        return
-    with pytest.raises(EnvironmentFailed, match=r"failed in step: its observation is float64"):
-        step_in_a_process(mode, ends=True, shown=shown)
+    assert step_in_a_process(ends=True, shown=shown) == np.zeros((1, 2, 3)).tolist()
 
 
 # Steps of environments in processes of their own, beside those of environments in turn.
@@ -230,7 +220,6 @@ CHOICES = {
     "several": spaces.MultiDiscrete([2, 3]),
     "structure": spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (2,))}),
 }
-MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED]
 
 
 class Telling(gymnasium.Env[Any, Any]):
@@ -301,19 +290,16 @@ def same(one: Any, other: Any) -> bool:
     return np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind == "f")
 
 
-@pytest.mark.parametrize(
-    ("choices", "mode"),
-    [("discrete", mode) for mode in MODES] + [(choices, MODES[1]) for choices in list(CHOICES)[1:]],
-)
-def test_they_give_what_environments_in_turn_give(choices: str, mode: AutoresetMode) -> None:
+@pytest.mark.parametrize("choices", CHOICES)
+def test_they_give_what_environments_in_turn_give(choices: str) -> None:
     functions = [lambda length=length: Telling(choices, length) for length in (2, 3)]
     aside, here = (
-        EnvironmentProcesses(functions, mode, 30, "toy"),
-        EnvironmentsInTurn(functions, mode, "toy"),
+        EnvironmentProcesses(functions, 30, "toy"),
+        EnvironmentsInTurn(functions, "toy"),
     )
     assert same(aside.reset(seed=[1, 2])[0], here.reset(seed=[1, 2])[0])
     here.action_space.seed(0)
-    for _ in range(2 if mode is AutoresetMode.DISABLED else 7):
+    for _ in range(7):
         actions = here.action_space.sample()
         for each, of_turn in zip(aside.step(actions), here.step(actions), strict=True):
             assert same(each, of_turn)
@@ -327,7 +313,7 @@ def test_they_give_what_environments_in_turn_give(choices: str, mode: AutoresetM
 def test_a_wrong_step_is_told_with_the_environment_also_while_another_one_takes_its_time(
     what: str, why: str
 ) -> None:
-    env = EnvironmentProcesses([Slow, lambda: Wrong(what)], AutoresetMode.SAME_STEP, 30, "toy")
+    env = EnvironmentProcesses([Slow, lambda: Wrong(what)], 30, "toy")
     env.reset(seed=[1, 2])
     env.step(np.array([2, 3]))
     with pytest.raises(EnvironmentFailed, match=rf"environment 1 \(toy\) failed in step: .*{why}"):
@@ -336,7 +322,7 @@ def test_a_wrong_step_is_told_with_the_environment_also_while_another_one_takes_
 
 
 def test_actions_of_another_shape_or_kind_are_errors() -> None:
-    env = EnvironmentProcesses([Telling, Telling], MODES[0], 30, "toy")
+    env = EnvironmentProcesses([Telling, Telling], 30, "toy")
     env.reset(seed=[1, 2])
     with pytest.raises(ValueError, match=r"actions of shape \(1,\), but"):
         env.step(np.array([2]))
@@ -379,7 +365,7 @@ class Masking(Telling):
 def test_last_masks_of_different_sizes_are_told_with_the_environment() -> None:
     functions = [lambda: Masking(3), lambda: Masking(2)]
     said = r"environment 1 \(toy\) failed in step: the action mask in its info is not like .* 2 num"
-    for env in (processes_of(*functions), EnvironmentsInTurn(functions, MODES[1], "toy")):
+    for env in (processes_of(*functions), EnvironmentsInTurn(functions, "toy")):
         env.reset(seed=[1, 2])
         with pytest.raises(EnvironmentFailed, match=said):
             env.step(np.array([2, 3]))
@@ -390,4 +376,4 @@ def test_an_environment_with_other_spaces_than_the_first_is_told() -> None:
     functions = [Telling, lambda: Telling("continuous")]
     said = r"environment 1 \(toy\) failed in constructor: its spaces are .* environment 0"
     with pytest.raises(EnvironmentFailed, match=said):
-        EnvironmentProcesses(functions, MODES[0], 30, "toy")
+        EnvironmentProcesses(functions, 30, "toy")

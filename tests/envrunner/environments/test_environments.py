@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,26 +101,12 @@ def test_a_vectorization_that_cannot_be_had_is_refused(registered) -> None:
         make_vector_env(config(vectorize="async"), make_native)
 
 
-@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
-@pytest.mark.parametrize("vectorize", ["sync", "async"])
-def test_autoreset_is_as_asked(vectorize, mode) -> None:
-    env = make_vector_env(config(vectorize=vectorize, autoreset=mode))
-    assert autoreset_mode(env).name.lower() == mode
-    env.close()
-
-
 def make_native() -> NativeScripted:
     return NativeScripted([((3, "terminated"),)] * 2, AutoresetMode.DISABLED)
 
 
-def test_a_native_vector_resets_in_its_own_way_and_says_so_when_asked_otherwise() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        make_vector_env(config(autoreset="disabled"), make_native)
-        env = make_vector_env(config(), make_native)
-    assert autoreset_mode(env) is AutoresetMode.DISABLED
-    with pytest.warns(UserWarning, match="'same_step' has no effect: make_native"):
-        make_vector_env(config(autoreset="same_step"), make_native)
+def test_a_native_vector_resets_in_its_own_way() -> None:
+    assert autoreset_mode(make_vector_env(config(), make_native)) is AutoresetMode.DISABLED
 
 
 def test_a_vector_must_say_when_it_resets() -> None:
@@ -177,6 +162,10 @@ def test_a_factory_must_make_environments() -> None:
             "Nearest: support.scripted_environments:Scripted",
         ),
         ("support.scripted_environments:CartPol-v1", "CartPole-v1"),
+        (  # not any callable of the file
+            "support.scripted_environments:Nope",
+            r"'Nope'. Nearest: support.scripted_environments:Scripted, support.*:\w+. Name an",
+        ),
         ("support.scripted_environments:np", "no callable 'np'"),
         ("support.scripted_environments", "Nearest: support.scripted_environments:Scripted"),
         ("support.scripted_environments.py", "Nearest: support.scripted_environments:Scripted"),

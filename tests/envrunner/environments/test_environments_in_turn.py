@@ -91,14 +91,13 @@ def leave_out_masks(infos: dict[str, Any], terminated: Any) -> None:
             del infos["action_mask"], infos["_action_mask"]
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("make", [Scripted, Counted, trees, masked])
-def test_steps_and_resets_are_those_of_gymnasium(make: Any, mode: AutoresetMode) -> None:
+def test_steps_and_resets_are_those_of_gymnasium(make: Any) -> None:
     functions = [functools.partial(make, script) for script in SCRIPTS]
-    ours = EnvironmentsInTurn(functions, mode, "scripted")
-    theirs = SyncVectorEnv(functions, autoreset_mode=mode)
+    ours = EnvironmentsInTurn(functions, "scripted")
+    theirs = SyncVectorEnv(functions, autoreset_mode=AutoresetMode.SAME_STEP)
     keep_own_finals(theirs)
-    assert ours.metadata["autoreset_mode"] is mode
+    assert ours.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     assert_same(ours.reset(seed=[3, 4, 5]), theirs.reset(seed=[3, 4, 5]))
     theirs.action_space.seed(0)
     for _ in range(20):
@@ -106,24 +105,17 @@ def test_steps_and_resets_are_those_of_gymnasium(make: Any, mode: AutoresetMode)
         found, expected = ours.step(actions), theirs.step(actions)
         leave_out_masks(expected[-1], expected[2])
         assert_same(found, expected)
-        over = expected[2] | expected[3]
-        if mode is AutoresetMode.DISABLED and over.any():
-            again = [env.reset(options={"reset_mask": over.copy()}) for env in (ours, theirs)]
-            assert_same(*again)
 
 
-def test_options_reach_the_environments_that_are_reset() -> None:
+def test_options_reach_the_environments() -> None:
     class Listening(Scripted):
         def reset(self, *, seed=None, options=None):
             self.heard = options
             return super().reset(seed=seed)
 
-    ours = EnvironmentsInTurn([Listening] * 3, AutoresetMode.DISABLED, "listening")
+    ours = EnvironmentsInTurn([Listening] * 3, "listening")
     ours.reset(options={"level": 2})
     assert [env.heard for env in ours.envs] == [{"level": 2}] * 3
-    ours.reset(options={"level": 3, "reset_mask": np.array([False, True, False])})
-    assert [env.heard["level"] for env in ours.envs] == [2, 3, 2]
-    assert "reset_mask" not in ours.envs[1].heard
 
 
 class Parts(Scripted):
@@ -155,7 +147,7 @@ class Parts(Scripted):
 def test_an_observation_that_is_not_of_its_space_is_named(shown: Any, words: str) -> None:
     good = {"a": np.zeros(2, np.float32), "b": 1}
     functions = [lambda: Parts(good), lambda: Parts(shown)]
-    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "parts")
+    ours = EnvironmentsInTurn(functions, "parts")
     if not words:
         ours.reset(seed=0)
         return
@@ -175,7 +167,7 @@ def test_a_tuple_with_more_items_than_its_space_is_named() -> None:
             return {"pair": (0,) * self.items}
 
     functions = [lambda: Pair(2), lambda: Pair(3)]
-    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "pairs")
+    ours = EnvironmentsInTurn(functions, "pairs")
     with pytest.raises(EnvironmentFailed, match=r"1 \(pairs\) failed in reset: .* another length"):
         ours.reset(seed=0)
 
@@ -191,7 +183,7 @@ def test_wrong_lengths_that_add_up_to_the_right_one_are_found() -> None:
             return np.zeros(self.length, np.float32)
 
     functions = [lambda: Longer(3), lambda: Longer(5)]
-    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "lengths")
+    ours = EnvironmentsInTurn(functions, "lengths")
     with pytest.raises(EnvironmentFailed, match=r"0 \(lengths\) failed in reset: .*shape \[3\]"):
         ours.reset(seed=0)
 
@@ -205,7 +197,7 @@ def test_observations_without_numbers_keep_their_shape() -> None:
         def observation(self) -> Any:
             return np.zeros((3, 0), np.float32)
 
-    ours = EnvironmentsInTurn([Empty] * 2, AutoresetMode.SAME_STEP, "empty")
+    ours = EnvironmentsInTurn([Empty] * 2, "empty")
     assert ours.reset(seed=0)[0].shape == (2, 3, 0)
     assert ours.step(np.zeros(2, int))[0].shape == (2, 3, 0)
 
@@ -217,7 +209,7 @@ def test_a_number_with_a_name_of_gymnasiums_is_not_gathered(name: str) -> None:
             return (*super().step(action)[:4], {"speed": 2.0, name: 3})
 
     functions = [lambda: Naming(((2, "truncated"),)), lambda: Naming(((1, "truncated"),))]
-    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "naming")
+    ours = EnvironmentsInTurn(functions, "naming")
     ours.reset(seed=0)
     infos = ours.step(np.zeros(2, int))[-1]
     assert infos["speed"][0] == infos["final_info"]["speed"][1] == 2.0
@@ -229,7 +221,7 @@ def test_a_number_with_a_name_of_gymnasiums_is_not_gathered(name: str) -> None:
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_wrong_number_of_actions_is_the_callers_mistake(make: Any, count: int) -> None:
     functions = [functools.partial(make, script) for script in SCRIPTS]
-    env = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "toy")
+    env = EnvironmentsInTurn(functions, "toy")
     env.reset(seed=0)
     actions = batch_space(env.single_action_space, count).sample()
     with pytest.raises(ValueError, match=f"^{count} actions for 3 environments$"):
@@ -287,7 +279,7 @@ def test_what_an_environment_must_return_is_told(
     call: str, change: Callable[..., Any], words: str
 ) -> None:
     functions = [Scripted, functools.partial(Gives, call, change)]
-    ours = EnvironmentsInTurn(functions, AutoresetMode.SAME_STEP, "toy")
+    ours = EnvironmentsInTurn(functions, "toy")
     with pytest.raises(
         EnvironmentFailed, match=rf"1 \(toy\) failed in {call}: it must {words}"
     ) as caught:
@@ -301,7 +293,7 @@ def test_an_error_raised_without_a_line_of_python_is_not_blamed_on_a_reward() ->
         env.step = {}.__getitem__
         return env
 
-    ours = EnvironmentsInTurn([Scripted, raising], AutoresetMode.SAME_STEP, "toy")
+    ours = EnvironmentsInTurn([Scripted, raising], "toy")
     with pytest.raises(EnvironmentFailed, match=r"1 \(toy\) failed in step: KeyError"):
         begin(ours)
 
@@ -347,7 +339,7 @@ def _here() -> FrameType:
 def test_the_environment_and_its_call_are_named(call: str) -> None:
     seen: list[str] = []
     makers = [lambda: Looking([], ""), lambda: Looking(seen, call)]
-    env = EnvironmentsInTurn(makers, AutoresetMode.SAME_STEP, "Looking")
+    env = EnvironmentsInTurn(makers, "Looking")
     env.reset()
     env.step(np.zeros(2, np.int64))
     assert set(seen) == {f"{call} of environment 1 (Looking)"}

@@ -397,7 +397,6 @@ def test_a_walk_without_an_end_is_told(pools: Pools) -> None:
         ({"ready": 0}, "env_kwargs.batch_size = 0"),
         ({"ready": "2"}, "env_kwargs.batch_size = '2'"),
         ({"name": "Stones-v1"}, "the players of Stones-v1 act together"),
-        ({"autoreset": "disabled"}, "leave it out"),
     ],
 )
 def test_what_does_not_suit_is_told(pools: Pools, keys: Any, words: str) -> None:

@@ -151,7 +151,6 @@ def test_wrappers_of_pettingzoos_interface_wrap_every_environment() -> None:
         (Mine, {"vectorize": "async"}, "stepped in the"),
         (Mine, {"vectorize": "native"}, "use auto or sync"),
         (None, {"vectorize": "sync", "env": CARTPOLES}, "use auto or native"),
-        (Mine, {"autoreset": "next_step"}, "begins its next episode within the step"),
         (Mine, {"env_wrappers": ["TimeLimit"]}, "TimeLimit is for environments"),
         (None, {"env": CARTPOLES, "env_wrappers": ["my:Own"]}, "env_wrappers wrap single"),
         (None, {"env": CARTPOLES, "env_kwargs": {"num_envs": 3}}, "set envs_per_runner instead"),

@@ -256,7 +256,7 @@ def test_steps_that_are_not_finite_are_lost_for_their_module_alone(
     assert receipts["blues"].dropped == ""
     assert receipts["blues"].live_steps > 0
     assert receipts["reds"].dropped == "nonfinite"
-    named = "observations of agent 'green' in environment 1 at step"
+    named = "observations of agent 'green' in environment 1 after step"
     assert named in receipts["reds"].explanation
     assert named in str(failure)
 

@@ -147,9 +147,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({"atoms": 1}, "model.atoms must be 0, or an"),
+        ({"atoms": 1}, "model.atoms = 1: must be 0, or at least"),
         ({"atoms": 51, "v_min": 3.0, "v_max": 3.0}, r"model.v_min must be below v_max = 3\.0"),
-        ({"atoms": 51, "v_max": "high"}, "model.v_max must be a finite number"),
+        ({"atoms": 51, "v_max": "high"}, "model.v_max: expected a number"),
         ({"atom": 51}, "model has no key 'atom': did you"),
     ],
 )

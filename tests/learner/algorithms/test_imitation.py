@@ -280,7 +280,7 @@ def test_what_cannot_imitate_says_so(own: ImitationConfig, shown: str) -> None:
     other = partial(ActorCritic, spaces.Box(-1, 1, (4,), np.float32), TWO, MODEL)
     with pytest.raises(DatasetError, match="have observations in Box"):
         Discriminator(Impala(other, ImpalaConfig()), own)
-    with pytest.raises(DatasetError, match="there is no data set 'nowhere'"):
+    with pytest.raises(DatasetError, match=r"imitation\.demonstrations = 'nowhere': there is no"):
         Discriminator(make_inner("impala"), replace(own, demonstrations="nowhere"))
 
 

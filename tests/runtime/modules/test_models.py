@@ -204,7 +204,7 @@ def test_a_memory_that_nothing_adds_to_fades_with_the_gate(kind: str, bias: floa
 
 @pytest.mark.parametrize("bias", ["2", None, float("nan"), float("inf"), True])
 def test_a_bias_that_is_no_number_is_refused(bias: object) -> None:
-    with pytest.raises(ValueError, match="memory_bias must be a finite number"):
+    with pytest.raises(ValueError, match="memory_bias"):
         ModelConfig.parse({"recurrent": "lstm", "memory_bias": bias})
 
 
@@ -294,7 +294,7 @@ def test_who_values_no_actions_by_such_a_network_refuses_the_key(algorithm: str)
 
 
 def test_what_is_neither_true_nor_false_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.dueling must be true or false, not 1"):
+    with pytest.raises(ValueError, match=r"model\.dueling: expected true or false, not 1"):
         QNetwork(VECTOR, THREE, {"dueling": 1})
 
 

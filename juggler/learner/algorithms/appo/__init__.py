@@ -47,16 +47,14 @@ class AppoConfig(ImpalaConfig):
         super().validate()
         for key in ("target_period", "buffer_batches", "batch_uses"):
             self.check_at_least(key, 1)
-        for key in ("clip", "behaviour_clip", "kl_coefficient"):
+        for key in ("clip", "behaviour_clip", "kl_coefficient", "target_kl"):
             self.check_above(key, 0)
-        if self.target_kl is not None:
-            self.check_above("target_kl", 0)
-            if self.target_period < 2:
-                raise ValueError(
-                    f"target_kl = {self.target_kl} with target_period = {self.target_period}: a "
-                    "target network that is updated after every step has no divergence; set "
-                    "target_period = 2 or more"
-                )
+        if self.target_kl is not None and self.target_period < 2:
+            raise ValueError(
+                f"target_kl = {self.target_kl} with target_period = {self.target_period}: a "
+                "target network that is updated after every step has no divergence; set "
+                "target_period = 2 or more"
+            )
 
 
 class AppoAlgorithm(Algorithm):

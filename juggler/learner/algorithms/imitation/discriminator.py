@@ -225,7 +225,11 @@ class DemonstratedSteps(NamedTuple):
             DatasetError: the data set does not exist, is damaged, or has other spaces; or its
                 observations or actions are not finite.
         """
-        data = Dataset(name)
+        try:
+            data = Dataset(name)
+        except DatasetError as error:
+            raise DatasetError(f"imitation.demonstrations = {name!r}: {error}") from error
+        # The discriminator compares them with what the module sees and does.
         for what, own, other in (
             ("observations", data.observation_space, observation_space),
             ("actions", data.action_space, action_space),

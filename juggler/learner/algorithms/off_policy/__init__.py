@@ -37,8 +37,7 @@ class KeptConfig(LearnerConfig):
     def validate(self) -> None:
         super().validate()
         self.check_at_least("replay_capacity", 1)
-        if self.replay_memory is not None:
-            self.check_above("replay_memory", 0)
+        self.check_above("replay_memory", 0)
 
 
 @dataclass(kw_only=True)

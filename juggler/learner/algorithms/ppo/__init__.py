@@ -59,10 +59,8 @@ class PpoConfig(ActorCriticConfig):
         self.check_at_least("epochs", 1)
         self.check_at_least("minibatches", 1)
         self.check_within("lambda_", self.lambda_, 0, 1)
-        self.check_above("clip", 0)
-        for key in ("value_clip", "target_kl"):
-            if getattr(self, key) is not None:
-                self.check_above(key, 0)
+        for key in ("clip", "value_clip", "target_kl"):
+            self.check_above(key, 0)
         if self.minibatches > self.batch_size:
             raise ValueError(
                 f"minibatches = {self.minibatches}: must be at most batch_size = {self.batch_size}"

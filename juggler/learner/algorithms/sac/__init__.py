@@ -35,8 +35,7 @@ class SacConfig(OffPolicyConfig):
 
     def validate(self) -> None:
         super().validate()
-        if self.temperature is not None:
-            self.check_above("temperature", 0)
+        self.check_above("temperature", 0)
         if self.temperature is not None and self.target_entropy is not None:
             raise ValueError(
                 f"target_entropy = {self.target_entropy} with temperature = {self.temperature}: "
