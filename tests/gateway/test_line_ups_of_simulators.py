@@ -277,7 +277,7 @@ def ask(world: AgentsWorld, *line_ups: tuple[int, str, str], **at_least: int) ->
     """Request a round with line-ups: an id, column's player and row's player."""
     requests = world.requests(**(at_least or {"main": 0}))
     for match_id, *players in line_ups:
-        requests[0].line_ups.add(match_id=match_id, attempt=1, players=players)
+        requests[0].line_ups.add(match_id=match_id, players=players)
     world.driver.tell(*requests)
     known = world.runner._casting.league
     ids = {each[0] for each in line_ups}
@@ -287,7 +287,6 @@ def ask(world: AgentsWorld, *line_ups: tuple[int, str, str], **at_least: int) ->
 def results(receipts: Mapping[str, training_pb2.Receipt]) -> dict[int, list[float]]:
     """Returns of column and row by the id of ended matches."""
     ended = [match for receipt in receipts.values() for match in receipt.matches]
-    assert all(match.attempt == 1 for match in ended)
     assert len({match.match_id for match in ended}) == len(ended)
     return {match.match_id: list(match.returns) for match in ended}
 

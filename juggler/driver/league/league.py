@@ -22,7 +22,6 @@ from juggler.driver.league.roster import (
     AddPlayer,
     AssignLineUp,
     BuilderCommand,
-    CancelMatch,
     Command,
     FreezePlayer,
     Player,
@@ -36,14 +35,6 @@ from juggler.runtime.user_tracebacks import place_of_readers
 
 _TRIES = 10  # attempts to find a pairing that can be played
 _EXAMINED_PAIRS = 8  # pairs from which the least known is chosen
-
-
-@dataclass(slots=True)
-class OpenMatch:
-    """A match in progress."""
-
-    line_up: AssignLineUp  # as it was assigned
-    lives: tuple[int, ...]  # of the players of each side when the line-up was drawn
 
 
 def described(error: Exception) -> str:
@@ -74,8 +65,9 @@ class League:
     """Keeps the roster and the payoffs, and draws the line-ups.
 
     Commands are carried out in their order: a player is copied before it is reset. Added, copied
-    and reset players are in line-ups once they are `ready`. An open match is not part of a saved
-    state: a resumed run plays another one.
+    and reset players are in line-ups once they are `ready`. An open match ends without a result if
+    one of its players is reset or cannot play any more. It is not part of a saved state: a resumed
+    run plays another one.
 
     Raises:
         ValueError: the configuration is wrong or does not fit the agents, or the builder does not
@@ -101,7 +93,7 @@ class League:
         )
         self._sides = config.sides(agents)
         self._side_of = {agent: side for side, own in enumerate(self._sides) for agent in own}
-        self._open: dict[int, OpenMatch] = {}
+        self._open: dict[int, AssignLineUp] = {}
         # Raises a ValueError if a player cannot have the weights of a source
         self.must_fit: Callable[[str, str], None] = lambda player_id, source: None
         self._reported: deque[str] = deque(maxlen=_MOST_REPORTS)
@@ -159,40 +151,36 @@ class League:
 
     def request_match(self) -> list[Command]:
         """Assign a match, unless no learning player can play."""
-        if not self._has_learners:
+        if not any(player.plays for player in self.roster.learners()):
             return []
         self._next_match_id += 1
-        return self._draw(self._next_match_id - 1, 0)
+        return self._draw(self._next_match_id - 1)
 
-    def lose_match(self, match_id: int) -> list[Command]:
-        """Redraw a match whose EnvRunner is gone."""
-        return self._redraw(match_id) if match_id in self._open else []
+    def is_open(self, match_id: int) -> bool:
+        """Return whether a match has no result yet, and can have one."""
+        return match_id in self._open
 
-    def finish_match(
-        self, match_id: int, attempt: int, returns: Mapping[str, float], length: int
-    ) -> None:
+    def cancel_match(self, match_id: int) -> None:
+        """Close a match without a result."""
+        self._open.pop(match_id, None)
+
+    def finish_match(self, match_id: int, returns: Mapping[str, float], length: int) -> None:
         """Book the outcome for each pair of sides, and close the match.
 
-        Nothing is booked for players that were reset since the line-up was drawn, or of matches
-        that are not open. All players are still there: otherwise the line-up would have been
-        redrawn.
+        Nothing is booked of matches that are not open.
         """
-        match = self._open.get(match_id)
-        if match is None or match.line_up.attempt != attempt:
+        match = self._open.pop(match_id, None)
+        if match is None:
             return
-        del self._open[match_id]
+        # A team has the returns of all its agents.
         sums = [0.0] * len(self._sides)
         for agent, value in returns.items():
             sums[self._side_of[agent]] += value
-        seated = match.line_up.players
-        players = [self.roster.players[seated[agents[0]]] for agents in self._sides]
-        # A player that was reset since is another policy.
-        counts = [player.life == life for player, life in zip(players, match.lives, strict=True)]
+        players = [self.roster.players[match.players[agents[0]]] for agents in self._sides]
         for side, player in enumerate(players):
-            if counts[side]:
-                self.payoffs.book_match(player.player_id, sums[side], length)
+            self.payoffs.book_match(player.player_id, sums[side], length)
             for other, rival in enumerate(players[:side]):
-                if rival is player or not (counts[side] and counts[other]):
+                if rival is player:
                     continue
                 result = outcome(sums[side], sums[other], self._config.draw_margin)
                 self.payoffs.book(player.player_id, rival.player_id, result)
@@ -200,27 +188,21 @@ class League:
                 rival.phase_games += 1
                 self.payoffs.book_kinds(player.role, rival.role, result)
 
-    def _redraw(self, match_id: int) -> list[Command]:
-        before = self._open.pop(match_id)
-        if not self._has_learners:
-            return [CancelMatch(match_id)]
-        return self._draw(match_id, before.line_up.attempt + 1)
+    def _cancel_matches(self, player_id: str) -> None:
+        """Close a player's matches."""
+        players = {match_id: match.players.values() for match_id, match in self._open.items()}
+        for match_id in [each for each, seated in players.items() if player_id in seated]:
+            del self._open[match_id]
 
-    def _redraw_matches(self, player_id: str) -> list[Command]:
-        """Redraw a player's matches."""
-        ids = [
-            key for key, match in self._open.items() if player_id in match.line_up.players.values()
-        ]
-        return [command for match_id in ids for command in self._redraw(match_id)]
-
-    def _draw(self, match_id: int, attempt: int) -> list[Command]:
+    def _draw(self, match_id: int) -> list[Command]:
         """Draw a line-up; at least one learning player can play.
 
-        The line-up follows from the seed, the match's id, the attempt and the current league. The
-        home player gets a random side, and each other side its own opponent. After an error of the
-        builder, a learning player plays against itself.
+        The line-up follows from the seed, the match's id and the current league. The home player
+        gets a random side, and each other side its own opponent. After an error of the builder, a
+        learning player plays against itself.
         """
-        random = Random(f"match {self._seed} {match_id} {attempt}")
+        # Runs of before had a third number, mostly 0, and draw the same line-ups now.
+        random = Random(f"match {self._seed} {match_id} 0")
         results = LeagueResults(self.roster, self.payoffs, random)
         wrong = ""
         try:
@@ -238,9 +220,8 @@ class League:
         )
         players[random.randrange(len(players))] = pairing.home
         seated = {agent: players[side] for agent, side in self._side_of.items()}
-        line_up = AssignLineUp(match_id, attempt, seated, pairing.home, pairing.branch)
-        lives = tuple(self.roster.players[player].life for player in players)
-        self._open[match_id] = OpenMatch(line_up, lives)
+        line_up = AssignLineUp(match_id, seated, pairing.home, pairing.branch)
+        self._open[match_id] = line_up
         return [*self._report(wrong), line_up]
 
     def _pairing(self, results: LeagueResults) -> Pairing:
@@ -287,10 +268,6 @@ class League:
         player = self.roster.players.get(player_id)
         return player is not None and player.plays
 
-    @property
-    def _has_learners(self) -> bool:
-        return any(player.plays for player in self.roster.learners())
-
     def trained(self, player_id: str, steps: int) -> None:
         """Count more training steps of a player."""
         self.roster.players[player_id].steps += steps
@@ -300,16 +277,20 @@ class League:
         player = self.roster.players[player_id]
         player.ready = not player.retired
 
-    def unready(self, player_id: str) -> list[Command]:
+    def unready(self, player_id: str) -> None:
         """Keep a player without a learner out of line-ups until `ready`."""
         self.roster.players[player_id].ready = False
-        return self._redraw_matches(player_id)
+        self._cancel_matches(player_id)
 
-    def remove(self, player_id: str) -> list[Command]:
+    def remove(self, player_id: str) -> None:
         """Remove a player that has left permanently, or could not be copied."""
         self.roster.remove(self.roster.players[player_id])
+        self._forget(player_id)
+
+    def _forget(self, player_id: str) -> None:
+        """Forget a player that has left, or has new weights."""
         self.payoffs.forget(player_id)
-        return self._redraw_matches(player_id)
+        self._cancel_matches(player_id)
 
     def build(self) -> list[Command]:
         """Ask the builder for changes.
@@ -335,11 +316,8 @@ class League:
                 commands += self._apply(command)
             except ValueError as error:
                 wrong.append(f"{name} gave an impossible command: {error}")
-        # At the end, so that redrawn line-ups have no player that is also retired or reset.
-        gone = [each for each in commands if isinstance(each, RetirePlayer)]
-        line_ups = [command for each in gone for command in self._redraw_matches(each.player_id)]
         reports = [report for each in wrong[:_MOST_SHOWN] for report in self._report(each)]
-        return [*commands, *line_ups, *reports]
+        return [*commands, *reports]
 
     def results(self) -> LeagueResults:
         """Return a read-only view of the league."""
@@ -357,11 +335,11 @@ class League:
             # Results of earlier weights say nothing about new ones.
             case ResetPlayer():
                 self.roster.reset(command, self.must_fit)
-                self.payoffs.forget(command.player_id)
+                self._forget(command.player_id)
                 return [command]
             case RetirePlayer():
                 self.roster.retire(command)
-                self.payoffs.forget(command.player_id)
+                self._forget(command.player_id)
                 return [command]
             case _:
                 raise ValueError(f"{str(command)[:100]!r} is not a builder's command")

@@ -20,7 +20,6 @@ from juggler.driver.league.roster import (
     INITIAL,
     AddPlayer,
     AssignLineUp,
-    CancelMatch,
     Command,
     FreezePlayer,
     Player,
@@ -372,7 +371,7 @@ class LeagueRun:
             if can_play and not player.ready:
                 self.league.ready(player_id)
             elif player.ready and not can_play:
-                self._do("match", self.league.unready, player_id)
+                self.league.unready(player_id)
         self.weights.check()
 
     def received(self, worker: Worker, module_id: str) -> None:
@@ -390,8 +389,7 @@ class LeagueRun:
 
     def left(self, worker: Worker) -> None:
         """Handle a lost worker."""
-        for match_id in self.matches.left(worker):
-            self._do("match", self.league.lose_match, match_id)
+        self.matches.left(worker)
         self.check()
 
     def counters(self) -> dict[str, Any]:
@@ -404,10 +402,10 @@ class LeagueRun:
             RESETS: self.learners.resets(),
         }
 
-    def _do(self, call: str, work: Callable[..., list[Command]], *arguments: Any) -> None:
-        """Carry out the builder's commands, and warn if it is slow."""
+    def _do(self, call: str, work: Callable[[], list[Command]]) -> list[Command]:
+        """Carry out and return the builder's commands; warn if it is slow."""
         before = time.monotonic()
-        commands = work(*arguments)
+        commands = work()
         seconds = time.monotonic() - before
         if seconds > _SLOW_SECONDS and call not in self._slow:
             self._slow.add(call)
@@ -417,12 +415,11 @@ class LeagueRun:
                 "warning",
             )
         self._carry_out(commands)
+        return commands
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
             match command:
-                case AssignLineUp() | CancelMatch():
-                    self.matches.redraw(command)
                 case FreezePlayer():
                     self._copy(command.player_id, command.copy_id)
                 case ResetPlayer():
@@ -492,7 +489,7 @@ class LeagueRun:
 
     def removed(self, player_id: str) -> None:
         """Remove a player that can no longer play or learn."""
-        self._do("match", self.league.remove, player_id)
+        self.league.remove(player_id)
 
 
 _FEWEST_AHEAD = 8
@@ -509,15 +506,14 @@ class LeagueMatches:
     def __init__(
         self,
         league: League,
-        request: Callable[[], None],
+        request: Callable[[], list[Command]],
         agents: Sequence[str],
         environments: int,
         module_of: Callable[[str], str],
     ) -> None:
         self._league, self._request, self._agents = league, request, tuple(agents)
         self._environments, self._module_of = environments, module_of
-        self._waiting: dict[int, AssignLineUp] = {}  # by match id; for the next request
-        self._open: dict[Worker, dict[int, AssignLineUp]] = {}  # by match id
+        self._given: dict[Worker, set[int]] = {}  # ids of matches
         self._finished: dict[Worker, int] = {}  # number of matches in the last round
         self._rounds: dict[Worker, int] = {}  # number of the last requested round
 
@@ -526,53 +522,39 @@ class LeagueMatches:
         if round and self._rounds.get(worker) == round:
             return []
         self._rounds[worker] = round
-        has = self._open.setdefault(worker, {})
+        # Matches whose players have left count no more, and others are played instead.
+        has = self._given[worker] = set(filter(self._league.is_open, self._given.get(worker, ())))
         ahead = min(_MOST_AHEAD, max(_FEWEST_AHEAD, 2 * self._finished.get(worker, 0)))
         given = []
-        # Matches of lost EnvRunners wait to be played again.
         while len(has) < self._environments + ahead:
-            if not self._waiting:
-                self._request()
-            if not self._waiting:
+            drawn = [each for each in self._request() if isinstance(each, AssignLineUp)]
+            if not drawn:
                 break
-            line_up = self._waiting.pop(next(iter(self._waiting)))
-            has[line_up.match_id] = line_up
-            players = [self._module_of(line_up.players[agent]) for agent in self._agents]
-            given.append(
-                training_pb2.LineUp(
-                    match_id=line_up.match_id, attempt=line_up.attempt, players=players
-                )
-            )
+            for line_up in drawn:
+                has.add(line_up.match_id)
+                players = [self._module_of(line_up.players[agent]) for agent in self._agents]
+                given.append(training_pb2.LineUp(match_id=line_up.match_id, players=players))
         return given
 
     def finished(self, worker: Worker, matches: Sequence[training_pb2.MatchResult]) -> None:
         """Book results of matches; outdated ones do not count."""
         if not matches:
             return
-        has = self._open.get(worker, {})
+        has = self._given.get(worker, set())
         for match in matches:
-            line_up = has.get(match.match_id)
-            if line_up is None or line_up.attempt != match.attempt:
-                continue
-            rows = zip(self._agents, match.returns, strict=True)
-            returns = {agent: value for agent, value in rows if not math.isnan(value)}
-            del has[match.match_id]
-            self._league.finish_match(match.match_id, match.attempt, returns, match.length)
+            if match.match_id in has:
+                has.remove(match.match_id)
+                rows = zip(self._agents, match.returns, strict=True)
+                returns = {agent: value for agent, value in rows if not math.isnan(value)}
+                self._league.finish_match(match.match_id, returns, match.length)
         self._finished[worker] = len(matches)
 
-    def left(self, worker: Worker) -> list[int]:
-        """Return the matches of a lost EnvRunner, to redraw."""
+    def left(self, worker: Worker) -> None:
+        """Cancel the matches of a lost EnvRunner."""
         self._finished.pop(worker, None)
         self._rounds.pop(worker, None)
-        return list(self._open.pop(worker, {}))
-
-    def redraw(self, command: AssignLineUp | CancelMatch) -> None:
-        """Let others play a match, or cancel it."""
-        if isinstance(command, CancelMatch) or command.attempt:
-            for has in (self._waiting, *self._open.values()):
-                has.pop(command.match_id, None)
-        if isinstance(command, AssignLineUp):
-            self._waiting[command.match_id] = command
+        for match_id in self._given.pop(worker, ()):
+            self._league.cancel_match(match_id)
 
 
 _MOST_SHOWN = 32  # maximum number of players in a line of metrics

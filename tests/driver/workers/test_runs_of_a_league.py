@@ -27,7 +27,6 @@ from juggler.driver.league.config import LeagueConfig
 from juggler.driver.league.league import League
 from juggler.driver.league.roster import (
     AddPlayer,
-    AssignLineUp,
     FreezePlayer,
     ResetPlayer,
     RetirePlayer,
@@ -255,23 +254,16 @@ class LeagueMatchesWorld:
         for player_id in ("main-0", "main-1"):
             self.league.ready(player_id)
         self.matches = LeagueMatches(
-            self.league, self.request, AGENTS, 3, lambda player_id: player_id
+            self.league, self.league.request_match, AGENTS, 3, lambda player_id: player_id
         )
         self.one, self.other = worker(0), worker(1)
-
-    def request(self) -> None:
-        for command in self.league.request_match():
-            assert isinstance(command, AssignLineUp)
-            self.matches.redraw(command)
 
     def ask(self, who: Worker, round: int = 0) -> list[training_pb2.LineUp]:
         return self.matches.line_ups(who, round)
 
     def finish(self, who: Worker, *line_ups: training_pb2.LineUp, red: float = 1.0) -> None:
         results = [
-            training_pb2.MatchResult(
-                match_id=each.match_id, attempt=each.attempt, returns=[red, -red], length=5
-            )
+            training_pb2.MatchResult(match_id=each.match_id, returns=[red, -red], length=5)
             for each in line_ups
         ]
         self.matches.finished(who, results)
@@ -303,20 +295,30 @@ def test_an_outcome_counts_once_and_only_from_who_was_to_play() -> None:
     assert world.games == 1
 
 
-def test_matches_of_an_envrunner_that_is_gone_are_drawn_anew_for_others() -> None:
+def test_matches_of_a_lost_envrunner_are_cancelled_and_others_play_new_ones() -> None:
     world = LeagueMatchesWorld()
     before = world.ask(world.one)
-    for match_id in world.matches.left(world.one):
-        (command,) = world.league.lose_match(match_id)
-        assert isinstance(command, AssignLineUp)
-        world.matches.redraw(command)
+    world.matches.left(world.one)
+    assert not any(world.league.is_open(each.match_id) for each in before)
     again = world.ask(world.other)
-    assert [each.match_id for each in again] == [each.match_id for each in before]
-    assert {each.attempt for each in again} == {1}
+    assert min(each.match_id for each in again) > max(each.match_id for each in before)
     world.finish(world.one, *before)
     assert world.games == 0, "it is gone"
     world.finish(world.other, *again)
     assert world.games == len(again)
+
+
+def test_new_line_ups_come_in_place_of_matches_that_a_change_has_closed() -> None:
+    world = LeagueMatchesWorld()
+    before = world.ask(world.one)
+    world.league.unready("main-1")
+    closed = [each for each in before if "main-1" in each.players]
+    assert closed
+    again = world.ask(world.one)
+    assert len(again) == len(closed)
+    assert not any("main-1" in each.players for each in again)
+    world.finish(world.one, *closed)
+    assert world.games == 0
 
 
 # How the players of a league do, as lines of metrics and Prometheus tell it.
