@@ -15,8 +15,8 @@ from juggler.driver.agent_tables import trained_now
 from juggler.driver.callbacks import Callback, Callbacks, ChangedValues, Run
 from juggler.driver.checkpoint.first_weights import FirstWeights, FrozenModule
 from juggler.driver.checkpoint.snapshots import (
-    Checkpointing,
-    SnapshotWriter,
+    Checkpoints,
+    SnapshotWritten,
     core_of,
     metrics_of,
     restores,
@@ -26,12 +26,7 @@ from juggler.driver.core.events import Command, Event
 from juggler.driver.reporting.wording import Progress
 from juggler.driver.run_end import RunClock, RunEnd
 from juggler.driver.workers.command_sender import CommandSender, ConnectorState
-from juggler.driver.workers.evaluations import (
-    BestCheckpoint,
-    Confirmation,
-    Evaluators,
-    PeriodicEvaluations,
-)
+from juggler.driver.workers.evaluations import Evaluations
 from juggler.driver.workers.league_run import LeagueRun
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.trained_modules import TrainedModules
@@ -128,6 +123,8 @@ class RunParts:
     Each part changes only through its own methods.
 
     Args:
+        checkpoints: directory of the run's checkpoints.
+        written: called, in another thread, with each written checkpoint.
         only_local: all workers are processes of this host that the driver starts.
         stop: asks the loop, from any thread, to end the run for a reason.
     """
@@ -138,17 +135,17 @@ class RunParts:
         hub: Hub,
         local: LocalWorkers,
         progress: Progress,
-        snapshots: SnapshotWriter,
         clock: RunClock,
         run_dir: Path,
+        checkpoints: Path,
+        written: Callable[[SnapshotWritten], object],
         inherited: InheritedState = InheritedState(),
         only_local: bool = True,
         callbacks: Sequence[Callback] = (),
         stop: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.config, self.run_dir, self.hub, self.local = config, run_dir, hub, local
-        self.progress, self.snapshots, self.clock = progress, snapshots, clock
-        self.only_local = only_local
+        self.progress, self.clock, self.only_local = progress, clock, only_local
         self.end = RunEnd(clock)
         resume, beginning = inherited.resume, inherited.beginning
         self.core = core_of(config, resume)
@@ -174,6 +171,8 @@ class RunParts:
         self.league: LeagueRun | None = None  # the league of the run; None: it has no league
         # These parts reach each other through this object.
         self.commands = CommandSender(self)
+        newest = resume.path if resume else None
+        self.checkpoints = Checkpoints(self, checkpoints, written, newest)
         # The weights of modules that are not trained, on their way to EnvRunners
         self.frozen_parts = FrozenParts(self)
         self.trained = TrainedModules(self, resume, beginning)
@@ -182,10 +181,7 @@ class RunParts:
         self.leaving_learners = LeavingLearners(self)
         if config.agents.league:
             self.league = LeagueRun(self, resume, beginning)
-        self.checkpointing = Checkpointing(self)
-        evaluators = Evaluators(self)
-        self.evaluations = PeriodicEvaluations(self, evaluators, BestCheckpoint(run_dir))
-        self.confirmation = Confirmation(self, evaluators)
+        self.evaluations = Evaluations(self)
         self.departures = Departures(self)
 
     def more_counters(self) -> dict[str, Any]:

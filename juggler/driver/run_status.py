@@ -61,11 +61,11 @@ class StatusReader:
         """Describe what the run is doing, also while it writes no metrics."""
         parts = self.parts
         ending = parts.end.reached
-        # An asynchronous run trains while a candidate is played. `under_way` may give one up, as
+        # An asynchronous run trains while a candidate is played. `confirming` may give one up, as
         # each look at it may.
-        if (ending or parts.config.driver.synchronous) and parts.confirmation.under_way:
+        if (ending or parts.config.driver.synchronous) and parts.evaluations.confirming:
             return "confirming that the run is solved"
-        if ending and parts.snapshots.under_way:
+        if ending and parts.checkpoints.under_way:
             return "writing the last checkpoint"
         return parts.end.reason or "training"
 

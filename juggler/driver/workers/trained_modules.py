@@ -133,7 +133,7 @@ class TrainedModules:
 
     def settled(self) -> list[str]:
         """Return modules without open commands, which can be forgotten."""
-        settled = [] if self._parts.snapshots.under_way else self._core.settled
+        settled = [] if self._parts.checkpoints.under_way else self._core.settled
         return [each for each in settled if not self._commands.pool.has_matching(_about(each))]
 
     def forget(self, module_id: str) -> None:
@@ -219,7 +219,7 @@ class ModuleLearners:
         self._patience = config.driver.worker_timeout_seconds
         self._waited_since: float | None = None  # start of the wait for the first learners
         self._core, self._registry = core, registry
-        self._snapshots, self._progress = parts.snapshots, parts.progress
+        self._checkpoints, self._progress = parts.checkpoints, parts.progress
         self._resume = resume
         self.first = first  # their first weights before the first checkpoint; None: new weights
         self.last_reset: ModuleReset | None = None  # last reset of the module; None: never reset
@@ -258,7 +258,7 @@ class ModuleLearners:
                 known = self._resume.version_of(self._core.module_id)
                 self._given[learner] = Version(*known), ""
             return self._resume
-        state, problems = self._snapshots.newest_good()
+        state, problems = self._checkpoints.newest_good()
         for problem in problems:
             self._progress.message(problem, "error")
         if state is not None and is_without(state, self._core.module_id):

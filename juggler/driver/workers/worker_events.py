@@ -87,7 +87,7 @@ class RunnerEvents:
         for module_id, module in parts.core.modules.items():
             if module.members:
                 parts.commands.send_learners(worker, module_id, module.generation)
-        parts.confirmation.play()
+        parts.evaluations.play_candidate()
         if worker.role == ENVRUNNER:
             steps = {module.module_id: module.rows * module.steps for module in ready.modules}
             parts.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, steps))
@@ -353,7 +353,7 @@ class LearnerEvents:
     def left(self, event: WorkerLeft) -> None:
         """Handle a lost learner, and end a run without any."""
         parts, worker = self._parts, event.worker
-        parts.checkpointing.left(worker.worker_id)
+        parts.checkpoints.left(worker.worker_id)
         parts.metrics.learner_left(worker.worker_id)
         for learners in parts.learners.values():
             learners.left(worker)
@@ -422,8 +422,7 @@ class WorkerEvents:
                 assert parts.league is not None
                 number = completed.command_id
                 return parts.league.weights.receive(number, body.value, completed.last)
-            state = request.module_id, body.value, completed.last
-            return parts.snapshots.add_chunk(*state, parts)
+            return parts.checkpoints.add_chunk(request.module_id, body.value, completed.last)
         # States apart, each request has one answer.
         match request:
             case training_pb2.SampleRequest():
@@ -455,9 +454,7 @@ class WorkerEvents:
             case training_pb2.Evaluate():
                 parts.local.supervisor.of_use(worker.worker_id)
                 evaluation = read(body, training_pb2.Evaluation())
-                is_known = parts.evaluations.answered(worker, request, evaluation)
-                if not is_known and parts.confirmation.evaluated(request, evaluation):
-                    parts.end.stop("solved")
+                parts.evaluations.answered(worker, request, evaluation)
                 if request.HasField("version"):
                     parts.frozen_parts.send_next(worker)
 
@@ -484,16 +481,12 @@ class WorkerEvents:
                     parts.league.weights.abandoned(completed.command_id)
                 else:
                     # Another learner may be asked, or a later checkpoint made.
-                    parts.snapshots.abandon(request.module_id)
+                    parts.checkpoints.abandon(request.module_id)
             case training_pb2.Evaluate():
-                self._evaluates_no_more(worker)
+                parts.evaluations.left(worker)
         if worker in self._failed_once:
             parts.hub.dismiss(worker, f"failed again: {reason}")
         self._failed_once.add(worker)
-
-    def _evaluates_no_more(self, worker: Worker) -> None:
-        self._parts.evaluations.left(worker)
-        self._parts.confirmation.left(worker)
 
     def _set_up(self, setups: list[tuple[Worker, training_pb2.Setup]]) -> None:
         for worker, setup in setups:
@@ -531,8 +524,8 @@ class WorkerEvents:
         if worker.role == LEARNER:
             self._learners.left(event)
         else:
-            self._evaluates_no_more(worker)
-            parts.confirmation.play()  # another evaluator may be ready
+            parts.evaluations.left(worker)
+            parts.evaluations.play_candidate()  # another evaluator may be ready
 
 
 class ReceiptOrder:

@@ -339,7 +339,7 @@ class Departures:
             text = f"no EnvRunner is left to step {env}: {text}. {self.last_failure}"
             return self._end.fail(text.rstrip(), "no_envrunner")
         if role == EVALUATOR and none_left:
-            self._parts.confirmation.impossible(f"{event.worker_id} keeps ending")
+            self._parts.evaluations.cannot_confirm(f"{event.worker_id} keeps ending")
         if role == LEARNER and (orphans := self._without_learners(event.worker_id)):
             text += f". Without a learner: {' and '.join(orphans)}"
             # Its turns need all modules.
