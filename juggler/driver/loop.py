@@ -97,7 +97,7 @@ class Loop:
         if parts.end.reached:
             return
         if parts.league:
-            parts.league.learners.forget_settled()
+            parts.league.forget_settled()
         for learners in parts.learners.values():
             for due in (learners.to_meet_again(), learners.to_begin_with_fewer()):
                 if due is not None:

@@ -453,7 +453,7 @@ class Checkpoints:
         Modules that were just added are left out; so are leaving modules, unless they are needed.
         """
         parts, league = self._parts, self._parts.league
-        modules = parts.core.in_checkpoints(league.learners.needed() if league else ())
+        modules = parts.core.in_checkpoints(league.needed() if league else ())
         if self.suspended or self.under_way or not modules:
             return False
         if not all(module.members for module in modules):

@@ -421,7 +421,7 @@ class WorkerEvents:
             if request.whole:
                 assert parts.league is not None
                 number = completed.command_id
-                return parts.league.weights.receive(number, body.value, completed.last)
+                return parts.league.receive(number, body.value, completed.last)
             return parts.checkpoints.add_chunk(request.module_id, body.value, completed.last)
         # States apart, each request has one answer.
         match request:
@@ -478,7 +478,7 @@ class WorkerEvents:
             case training_pb2.Snapshot():
                 if request.whole:
                     assert parts.league is not None
-                    parts.league.weights.abandoned(completed.command_id)
+                    parts.league.abandoned(completed.command_id)
                 else:
                     # Another learner may be asked, or a later checkpoint made.
                     parts.checkpoints.abandon(request.module_id)
@@ -506,7 +506,7 @@ class WorkerEvents:
         parts.frozen_parts.left(worker)
         if parts.league:
             for each in unanswered:
-                parts.league.weights.abandoned(each.command_id)
+                parts.league.abandoned(each.command_id)
         for connectors in parts.connectors.values():
             connectors.left(worker)
         self._failed_once.discard(worker)
