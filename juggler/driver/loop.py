@@ -260,7 +260,7 @@ def _why_not_these_learners(parts: RunParts, wanted: int) -> str:
     hosts = Counter(
         module_id
         for worker_id in parts.local.wanted(LEARNER, wanted)
-        for module_id in parts.registry.modules_of(worker_order(worker_id)[1])
+        for module_id in parts.registry.hosting.modules_of(worker_order(worker_id)[1])
     )
     try:
         _must_fit(parts, parts.local.wanted(LEARNER, wanted))
@@ -286,7 +286,7 @@ def _must_fit(parts: RunParts, learners: Sequence[str]) -> None:
         device = driver.device_name(index)
         kept = {
             each: float(registry.kept_bytes.get((device, each), 0))
-            for each in registry.modules_of(index)
+            for each in registry.hosting.modules_of(index)
         }
         kept_by |= kept
         sizes.append(sum(kept.values()))

@@ -66,7 +66,7 @@ class LeagueConfig:
     refused."""
 
     def validate(self) -> None:
-        """Check the ranges of all keys, or raise a ValueError that names one."""
+        """Check the ranges, or raise a ValueError that names a key."""
         if not 0 < self.decay <= 1:
             raise ValueError(f"decay = {self.decay!r}: must be above 0, and at most 1")
         if not 0 <= self.draw_margin < math.inf:

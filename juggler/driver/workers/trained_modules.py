@@ -212,7 +212,7 @@ class ModuleLearners:
         self._last_warning = -_WARNING_SECONDS  # time of the last warning
         self._agreed = (0, 0)  # a generation, and the hash of its state
         # Whether there are or were several learners
-        self._several = registry.processes_of(core.module_id) > 1
+        self._several = registry.hosting.processes_of(core.module_id) > 1
         # Messages name the module only if there are several.
         several = len(config.module_ids) > 1 or bool(config.agents.league)
         self._of_module = f" of module {core.module_id}" if several else ""

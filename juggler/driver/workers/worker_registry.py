@@ -56,7 +56,6 @@ class WorkerRegistry:
     ready: dict[str, Worker] = field(default_factory=dict)  # attached workers that are set up
     # By module id; {}: no EnvRunner is ready yet
     spaces: dict[str, training_pb2.Ready.Module] = field(default_factory=dict)
-    had_runner: bool = False  # an EnvRunner has ever been ready
     # By module id and worker id, for learners that host or have hosted the module
     meeting_points: dict[str, dict[str, str]] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)  # devices of learners, by worker id
@@ -64,13 +63,12 @@ class WorkerRegistry:
     # module id
     kept_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     _lives: Counter[str] = field(default_factory=Counter)  # processes set up, by worker id
-    _waiting: dict[str, Worker] = field(default_factory=dict)  # learners, for the spaces
     most_steps: int = 0  # maximum live steps in a batch
-    _hosting: ModulePlacement = field(init=False)
+    hosting: ModulePlacement = field(init=False)
 
     def __post_init__(self) -> None:
         self.trained = self.trained or {each: each for each in self.config.module_ids}
-        self._hosting = ModulePlacement(self.config, self.trained)
+        self.hosting = ModulePlacement(self.config, self.trained)
 
     def add(self, module_id: str, settings_of: str) -> None:
         """Train another module, with the settings of a configured one."""
@@ -80,12 +78,12 @@ class WorkerRegistry:
         if not known:
             raise ValueError(f"no module here has the spaces of {settings_of}")
         here = {each.index for each in self.attached.values() if each.role == LEARNER}
-        self._hosting.add(module_id, here)
+        self.hosting.add(module_id, here)
         self.trained[module_id], self.spaces[module_id] = settings_of, known[0]
 
     def remove(self, module_id: str) -> None:
         """Note that a module is no longer trained."""
-        self._hosting.remove(module_id)
+        self.hosting.remove(module_id)
         del self.trained[module_id]
         self.meeting_points.pop(module_id, None)
         if module_id not in self.config.module_ids:  # further modules may have its settings
@@ -94,10 +92,9 @@ class WorkerRegistry:
     def joined(self, worker: Worker) -> list[tuple[Worker, training_pb2.Setup]]:
         """Note a worker; return workers to set up now."""
         self.attached[worker.worker_id] = worker
-        if worker.role == LEARNER and not self.spaces:
-            self._waiting[worker.worker_id] = worker
-            return []
-        return [(worker, self._setup(worker))]
+        # Learners wait for the spaces.
+        waits = worker.role == LEARNER and not self.spaces
+        return [] if waits else [(worker, self._setup(worker))]
 
     def runner_ready(
         self, worker: Worker, message: training_pb2.Ready
@@ -105,14 +102,14 @@ class WorkerRegistry:
         """Note a ready worker; return workers to set up now."""
         for module in message.modules:
             self._must_have_the_same_spaces(worker, module)
+        learners = [each for each in self.attached.values() if each.role == LEARNER]
+        waiting = [] if self.spaces else learners
         for module in message.modules:
             self.spaces.setdefault(module.module_id, module)
             if worker.role == ENVRUNNER:
                 self.most_steps = max(self.most_steps, module.rows * module.steps)
         self.ready[worker.worker_id] = worker
-        self.had_runner = self.had_runner or worker.role == ENVRUNNER
-        waiting, self._waiting = self._waiting, {}
-        return [(learner, self._setup(learner)) for learner in waiting.values()]
+        return [(learner, self._setup(learner)) for learner in waiting]
 
     def learner_ready(self, worker: Worker, message: training_pb2.ModuleReady) -> None:
         """Note that a learner hosts a module."""
@@ -131,10 +128,10 @@ class WorkerRegistry:
             for other in self.learners_of(module_id)
             if other.worker_id != worker.worker_id
         ]
-        alone = self.processes_of(module_id) == 1 and not others
+        alone = self.hosting.processes_of(module_id) == 1 and not others
         if alone:
             return ""
-        if learner.why_alone and self.processes_of(module_id) == 1:  # it trains alone
+        if learner.why_alone and self.hosting.processes_of(module_id) == 1:  # it trains alone
             return learner.why_alone
         # A local learner started alone has no meeting point, and uses other learners'.
         if not worker.local and not all([learner.meeting_point, *others]):
@@ -150,21 +147,13 @@ class WorkerRegistry:
             )
         return ""
 
-    def modules_of(self, index: int) -> list[str]:
-        """Return the modules that the learner process of this index hosts."""
-        return self._hosting.modules_of(index)
-
-    def processes_of(self, module_id: str) -> int:
-        """Return the number of learner processes for this module at the start."""
-        return self._hosting.processes_of(module_id)
-
     def learners_of(self, module_id: str) -> list[Worker]:
         """Return the ready learners that host this module."""
         hosts = self.meeting_points.get(module_id, {})
         return [worker for worker in self.of_role(LEARNER) if worker.worker_id in hosts]
 
     def left(self, worker: Worker) -> None:
-        for table in (self.attached, self.ready, self._waiting):
+        for table in (self.attached, self.ready):
             if table.get(worker.worker_id) is worker:
                 del table[worker.worker_id]
 
@@ -181,8 +170,8 @@ class WorkerRegistry:
         return [
             worker
             for worker in self.attached.values()
-            if worker.role == LEARNER and worker.worker_id not in self._waiting
-            if module_id in self.modules_of(worker.index)
+            if worker.role == LEARNER and self.spaces
+            if module_id in self.hosting.modules_of(worker.index)
         ]
 
     def of_role(self, role: str) -> list[Worker]:
@@ -277,7 +266,7 @@ class Departures:
 
     def hopeless(self, event: WorkerLeft) -> bool:
         """Return whether an EnvRunner failed before any has ever worked."""
-        return bool(event.failure) and not self._registry.had_runner and self._parts.only_local
+        return bool(event.failure) and not self._registry.spaces and self._parts.only_local
 
     def left(self, event: WorkerLeft) -> None:
         """Report a lost worker, unless the end of the run reports it."""
@@ -355,7 +344,7 @@ class Departures:
         index = int(worker_id.rpartition("-")[2])
         return [
             f"module {module_id!r}"
-            for module_id in self._registry.modules_of(index)
+            for module_id in self._registry.hosting.modules_of(index)
             if not self._registry.learners_of(module_id)
         ]
 

@@ -365,7 +365,7 @@ def test_a_worker_that_leaves_late_does_not_take_its_successor_along() -> None:
     registry.left(successor)
     registry.left(successor)
     assert registry.attached == registry.ready == {}
-    assert registry.had_runner
+    assert registry.spaces
 
 
 # What connectors learn: from receipts to one state and the next sampler.
