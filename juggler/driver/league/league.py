@@ -150,11 +150,37 @@ class League:
         return cls(config, agents, state.seed, builder, state)
 
     def request_match(self) -> list[Command]:
-        """Assign a match, unless no learning player can play."""
+        """Draw the line-up of another match, unless no learning player can play.
+
+        The line-up follows from the seed, the match's id and the current league. The home player
+        gets a random side, and each other side its own opponent. After an error of the builder, a
+        learning player plays against itself.
+        """
         if not any(player.plays for player in self.roster.learners()):
             return []
-        self._next_match_id += 1
-        return self._draw(self._next_match_id - 1)
+        match_id, self._next_match_id = self._next_match_id, self._next_match_id + 1
+        # Runs of before had a third number, mostly 0, and draw the same line-ups now.
+        random = Random(f"match {self._seed} {match_id} 0")
+        results = LeagueResults(self.roster, self.payoffs, random)
+        wrong = ""
+        try:
+            pairing = self._evaluation(results) or self._pairing(results)
+        except Exception as error:  # users' builders may raise anything
+            wrong = (
+                f"{type(self._builder).__name__}.match failed: {described(error)}. A learner "
+                "plays against itself instead"
+            )
+            home = random.choice(results.players(learning=True))
+            pairing = Pairing(home, {home: 1.0}, "self-play")
+        # The sides of a game may differ, so the home player's is drawn.
+        players = random.choices(
+            list(pairing.opponents), list(pairing.opponents.values()), k=len(self._sides)
+        )
+        players[random.randrange(len(players))] = pairing.home
+        seated = {agent: players[side] for agent, side in self._side_of.items()}
+        line_up = AssignLineUp(match_id, seated, pairing.home, pairing.branch)
+        self._open[match_id] = line_up
+        return [*self._report(wrong), line_up]
 
     def is_open(self, match_id: int) -> bool:
         """Return whether a match has no result yet, and can have one."""
@@ -193,36 +219,6 @@ class League:
         players = {match_id: match.players.values() for match_id, match in self._open.items()}
         for match_id in [each for each, seated in players.items() if player_id in seated]:
             del self._open[match_id]
-
-    def _draw(self, match_id: int) -> list[Command]:
-        """Draw a line-up; at least one learning player can play.
-
-        The line-up follows from the seed, the match's id and the current league. The home player
-        gets a random side, and each other side its own opponent. After an error of the builder, a
-        learning player plays against itself.
-        """
-        # Runs of before had a third number, mostly 0, and draw the same line-ups now.
-        random = Random(f"match {self._seed} {match_id} 0")
-        results = LeagueResults(self.roster, self.payoffs, random)
-        wrong = ""
-        try:
-            pairing = self._evaluation(results) or self._pairing(results)
-        except Exception as error:  # users' builders may raise anything
-            wrong = (
-                f"{type(self._builder).__name__}.match failed: {described(error)}. A learner "
-                "plays against itself instead"
-            )
-            home = random.choice(results.players(learning=True))
-            pairing = Pairing(home, {home: 1.0}, "self-play")
-        # The sides of a game may differ, so the home player's is drawn.
-        players = random.choices(
-            list(pairing.opponents), list(pairing.opponents.values()), k=len(self._sides)
-        )
-        players[random.randrange(len(players))] = pairing.home
-        seated = {agent: players[side] for agent, side in self._side_of.items()}
-        line_up = AssignLineUp(match_id, seated, pairing.home, pairing.branch)
-        self._open[match_id] = line_up
-        return [*self._report(wrong), line_up]
 
     def _pairing(self, results: LeagueResults) -> Pairing:
         """Ask for a pairing, without opponents that cannot play."""

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from google.protobuf.message import Message
+from numpy.typing import NDArray
 
 from juggler.driver.checkpoint.first_weights import FirstWeights
 from juggler.driver.checkpoint.snapshots import (
@@ -414,24 +416,15 @@ _MUCH = 0.2  # share of the steps of one EnvRunner
 _CHANGE = 0.3
 
 
-@dataclass(slots=True)
-class _RecentCounts:
-    """Counts of one EnvRunner, over its last batches."""
-
-    batches: float = 0.0
-    stale_batches: float = 0.0
-    steps: float = 0.0
-    stale: float = 0.0
-    shown: float | None = None  # the share in the last warning
-
-
 class StaleRunners:
     """Warns of EnvRunners whose steps are often dropped as stale."""
 
     def __init__(self, max_staleness: int, module_id: str = "") -> None:
         self._max_staleness = max_staleness
         self._of_module = f" for module {module_id}" if module_id else ""
-        self._lately: dict[str, _RecentCounts] = {}  # by worker id
+        # By worker id: its last batches, stale ones among them, their steps, and stale steps
+        self._lately: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros(4))
+        self._shown: dict[str, float] = {}  # the share in the last warning, by worker id
 
     def answered(self, used: Iterable[UsedBatch], updating: Mapping[int, OpenBatch]) -> None:
         """Count batches of an answer that is not booked yet."""
@@ -446,28 +439,23 @@ class StaleRunners:
             self._count(worker_id, stale_steps, stale_steps)
 
     def _count(self, worker_id: str, steps: int, stale: int) -> None:
-        lately = self._lately.setdefault(worker_id, _RecentCounts())
-        lately.batches, lately.steps = lately.batches + 1, lately.steps + steps
-        lately.stale += stale
-        lately.stale_batches += stale > 0
-        if lately.batches >= _MOST:
-            lately.batches, lately.steps = lately.batches / 2, lately.steps / 2
-            lately.stale, lately.stale_batches = lately.stale / 2, lately.stale_batches / 2
+        lately = self._lately[worker_id]
+        lately += (1, stale > 0, steps, stale)
+        if lately[0] >= _MOST:
+            lately /= 2
 
     def left(self, worker_id: str) -> None:
         self._lately.pop(worker_id, None)
+        self._shown.pop(worker_id, None)
 
     def check(self) -> list[str]:
         """Return warnings of EnvRunners with a new share."""
         texts = []
-        for worker_id, lately in self._lately.items():
-            share, shown = lately.stale / max(1.0, lately.steps), lately.shown
-            if shown is None:
-                due = lately.stale_batches >= _FEWEST and share >= _MUCH
-            else:
-                due = abs(share - shown) >= _CHANGE
-            if due:
-                lately.shown = share
+        for worker_id, (_, stale_batches, steps, stale) in self._lately.items():
+            share, shown = float(stale / max(1.0, steps)), self._shown.get(worker_id)
+            is_new = shown is None and stale_batches >= _FEWEST and share >= _MUCH
+            if is_new or (shown is not None and abs(share - shown) >= _CHANGE):
+                self._shown[worker_id] = share
                 texts.append(self._text(worker_id, share))
         return texts
 
