@@ -165,12 +165,13 @@ class Evaluations:
             self._judge(candidate, candidate.cut, command, done)
 
     def left(self, worker: Worker) -> None:
-        """Handle a lost evaluator.
+        """Handle an evaluator that is lost, or has failed.
 
-        Its successor plays the candidate; in an evaluation, the episodes of others count.
+        It or another one plays the candidate; in an evaluation, the episodes of others count.
         """
         if self._candidate is not None:
             self._candidate.asked.pop(worker, None)
+            self.play_candidate()
         playing = self._playing
         if playing and playing.waits_for.pop(worker, None) and not playing.waits_for:
             self._finish(playing)
@@ -332,13 +333,15 @@ class Evaluations:
         done: training_pb2.Evaluation,
     ) -> None:
         """Judge a played candidate, which may end the run as solved."""
-        if not done.episode_returns:
+        # In a league, the first player may have left: the next candidate has another one.
+        if not done.episode_returns and not self._parts.league:
             return self.cannot_confirm(done.why_fewer)
         # An evaluator stops early if the goal is out of reach.
         episodes, given = len(done.episode_returns), self._goals.as_given
-        played = self._goals.played(done.episode_returns, from_messages(done.agent_returns))
+        by_agent = from_messages(done.agent_returns)
+        played = self._goals.played(done.episode_returns, by_agent) if episodes else {}
         # A gateway also gives up, without simulators: then the proof is incomplete.
-        if self._goals.reached(played) and episodes < command.episodes:
+        if episodes < command.episodes and (not episodes or self._goals.reached(played)):
             self._progress.message(
                 f"not confirmed: update {cut.update} played {episodes} of {command.episodes} "
                 f"episodes: {done.why_fewer}; training continues"

@@ -230,7 +230,6 @@ class WorkerEvents:
             self._learner_left(event)
         else:
             parts.evaluations.left(worker)
-            parts.evaluations.play_candidate()  # another evaluator may be ready
 
     # -- EnvRunners -------------------------------------------------------------------------------
 

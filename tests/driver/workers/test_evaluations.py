@@ -14,6 +14,7 @@ from support.workers_world import (
     ROWS,
     STEPS,
     WorkersWorld,
+    World,
     answer_the_snapshot,
     begin_an_evaluation,
     play_a_round,
@@ -513,6 +514,51 @@ def test_a_candidate_whose_simulators_leave_is_put_off_and_not_refused(tmp_path:
     assert not world.parts.evaluations.confirming
     assert world.parts.metrics.candidates.refused == 0
     assert any("played 3 of 100 episodes: all left" in text for text in world.told.messages)
+
+
+def train_a_league(world: World, returns: list[float] = LUCKY) -> None:
+    """As `train`, of all agents of a league."""
+    command_id, request = requests(world)[-1]
+    receipt = training_pb2.Receipt(
+        module_id="main-0",
+        batch_id=request.batch_id,
+        learner="learner-0",
+        live_steps=ROWS * STEPS,
+        env_returns=returns,
+        env_lengths=[10] * len(returns),
+    )
+    world.reply(world.runner, command_id, receipt)
+
+
+def test_candidates_come_again_when_the_first_player_of_a_league_has_left(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"only_local": True, "stop_return": GOAL, "batch_size": 1000}
+    world = World(tmp_path / "checkpoints", **keys)
+    player = world.joined()
+    train_a_league(world)
+    answer_the_snapshot(world, "main-0")
+    world.parts.evaluations.written(world.on_disk())
+    play(world, player, [], "the league's first player has no learner")
+    assert not world.parts.evaluations.confirming
+    assert "played 0 of 100 episodes: the league's first player" in world.told.messages[-1]
+    assert world.parts.end.reason == ""
+    train_a_league(world)
+    answer_the_snapshot(world, "main-0")
+    world.parts.evaluations.written(world.on_disk())
+    play(world, player, [500.0] * 100)
+    assert world.parts.end.reason == "solved"
+    outcome = world.parts.evaluations.outcome
+    assert outcome is not None
+    assert outcome["confirmed"]
+
+
+def test_a_candidate_is_played_again_after_an_evaluation_that_failed(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path)
+    player = world.joined()
+    train(world)
+    cut(world)
+    world.fail(player, asked(world, player)[-1][0])
+    play(world, player, [500.0] * 100)
+    assert world.parts.end.reason == "solved"
 
 
 @pytest.mark.parametrize("how", [asynchronous, synchronous])
