@@ -107,7 +107,7 @@ class CommandSender:
             seed=self._restart_seeds.pop(worker, None),
             round=command.round,
             requests_in_round=command.requests_in_round,
-            line_ups=league.matches.line_ups(worker, command.round) if league else (),
+            line_ups=league.line_ups(worker, command.round) if league else (),
             steps_trained=self._parts.core.trained,
         )
         self.send(worker, request)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from juggler.driver.agent_tables import COPIES, LEAGUE, RESETS, league_of, module_of
@@ -56,7 +56,18 @@ class _Wanted:
     has_others: bool = False
 
 
+@dataclass(slots=True)
+class _Matches:
+    """The matches of one EnvRunner."""
+
+    given: set[int] = field(default_factory=set)  # ids of matches without a result
+    finished: int = 0  # in the last round
+    round: int = 0  # number of the last requested round
+
+
 _SLOW_SECONDS: Final = 1.0  # limit of a builder's call
+_FEWEST_AHEAD = 8
+_MOST_AHEAD = 64
 
 
 class LeagueRun:
@@ -82,13 +93,7 @@ class LeagueRun:
         self._slow: set[str] = set()  # calls of the builder that were reported
         self._wanted: list[_Wanted] = []
         self.standings = LeagueStandings(self.league)
-        self.matches = LeagueMatches(
-            self.league,
-            partial(self._do, "match", self.league.request_match),
-            config.agent_names,
-            config.env_runner.envs_per_runner,
-            lambda player_id: module_of(self._roster.players[player_id]),
-        )
+        self._matches: dict[Worker, _Matches] = defaultdict(_Matches)
         # Learners are made from the roster, which must be complete.
         begun = self.league.begin() if state is None else []
         if resume is not None:
@@ -141,8 +146,9 @@ class LeagueRun:
         self._do("build", self.league.build)
 
     def left(self, worker: Worker) -> None:
-        """Handle a lost worker."""
-        self.matches.left(worker)
+        """Handle a lost worker, whose matches are cancelled."""
+        for match_id in self._matches.pop(worker, _Matches()).given:
+            self.league.cancel_match(match_id)
         self.check()
 
     def counters(self) -> dict[str, Any]:
@@ -172,6 +178,47 @@ class LeagueRun:
         """
         begun = {module.module_id for module in self._parts.core.in_checkpoints()}
         return {each.source for each in self._roster.learners() if each.player_id not in begun}
+
+    # -- matches --------------------------------------------------------------------------------
+
+    def line_ups(self, worker: Worker, round: int) -> list[training_pb2.LineUp]:
+        """Return an EnvRunner's line-ups for the first request of a round.
+
+        It has a line-up for each of its environments, plus twice as many as it finished matches in
+        its last round, within bounds: episodes begin between two requests.
+        """
+        matches = self._matches[worker]
+        if round and matches.round == round:
+            return []
+        matches.round = round
+        # Matches whose players have left count no more, and others are played instead.
+        matches.given = set(filter(self.league.is_open, matches.given))
+        ahead = min(_MOST_AHEAD, max(_FEWEST_AHEAD, 2 * matches.finished))
+        line_ups: list[training_pb2.LineUp] = []
+        while len(matches.given) < self._parts.config.env_runner.envs_per_runner + ahead:
+            commands = self._do("match", self.league.request_match)
+            drawn = [each for each in commands if isinstance(each, AssignLineUp)]
+            if not drawn:
+                break
+            for line_up in drawn:
+                matches.given.add(line_up.match_id)
+                seated = [line_up.players[agent] for agent in self._parts.config.agent_names]
+                players = [module_of(self._roster.players[each]) for each in seated]
+                line_ups.append(training_pb2.LineUp(match_id=line_up.match_id, players=players))
+        return line_ups
+
+    def finished(self, worker: Worker, results: Sequence[training_pb2.MatchResult]) -> None:
+        """Book results of matches; outdated ones do not count."""
+        if not results:
+            return
+        matches = self._matches[worker]
+        matches.finished = len(results)
+        for result in results:
+            if result.match_id in matches.given:
+                matches.given.remove(result.match_id)
+                rows = zip(self._parts.config.agent_names, result.returns, strict=True)
+                returns = {agent: value for agent, value in rows if not math.isnan(value)}
+                self.league.finish_match(result.match_id, returns, result.length)
 
     # -- commands of the builder ----------------------------------------------------------------
 
@@ -434,71 +481,6 @@ def _copied(player_id: str, weights: Any, learned: State, source: str) -> FirstW
     text = f"the weights of {source}"
     words = f"league: {player_id}, new with {text}"
     return FirstWeights(weights, True, text, words, learned=learned)
-
-
-_FEWEST_AHEAD = 8
-_MOST_AHEAD = 64
-
-
-class LeagueMatches:
-    """Gives EnvRunners line-ups for their next episodes.
-
-    An EnvRunner has a line-up for each of its environments, plus twice as many as it finished
-    matches in its last round, within bounds: episodes begin between two requests.
-    """
-
-    def __init__(
-        self,
-        league: League,
-        request: Callable[[], list[Command]],
-        agents: Sequence[str],
-        environments: int,
-        module_of: Callable[[str], str],
-    ) -> None:
-        self._league, self._request, self._agents = league, request, tuple(agents)
-        self._environments, self._module_of = environments, module_of
-        self._given: dict[Worker, set[int]] = {}  # ids of matches
-        self._finished: dict[Worker, int] = {}  # number of matches in the last round
-        self._rounds: dict[Worker, int] = {}  # number of the last requested round
-
-    def line_ups(self, worker: Worker, round: int) -> list[training_pb2.LineUp]:
-        """Return line-ups for the first request of a round."""
-        if round and self._rounds.get(worker) == round:
-            return []
-        self._rounds[worker] = round
-        # Matches whose players have left count no more, and others are played instead.
-        has = self._given[worker] = set(filter(self._league.is_open, self._given.get(worker, ())))
-        ahead = min(_MOST_AHEAD, max(_FEWEST_AHEAD, 2 * self._finished.get(worker, 0)))
-        given = []
-        while len(has) < self._environments + ahead:
-            drawn = [each for each in self._request() if isinstance(each, AssignLineUp)]
-            if not drawn:
-                break
-            for line_up in drawn:
-                has.add(line_up.match_id)
-                players = [self._module_of(line_up.players[agent]) for agent in self._agents]
-                given.append(training_pb2.LineUp(match_id=line_up.match_id, players=players))
-        return given
-
-    def finished(self, worker: Worker, matches: Sequence[training_pb2.MatchResult]) -> None:
-        """Book results of matches; outdated ones do not count."""
-        if not matches:
-            return
-        has = self._given.get(worker, set())
-        for match in matches:
-            if match.match_id in has:
-                has.remove(match.match_id)
-                rows = zip(self._agents, match.returns, strict=True)
-                returns = {agent: value for agent, value in rows if not math.isnan(value)}
-                self._league.finish_match(match.match_id, returns, match.length)
-        self._finished[worker] = len(matches)
-
-    def left(self, worker: Worker) -> None:
-        """Cancel the matches of a lost EnvRunner."""
-        self._finished.pop(worker, None)
-        self._rounds.pop(worker, None)
-        for match_id in self._given.pop(worker, ()):
-            self._league.cancel_match(match_id)
 
 
 _MOST_SHOWN = 32  # maximum number of players in a line of metrics

@@ -273,7 +273,7 @@ class WorkerEvents:
             )
         )
         if parts.league:
-            parts.league.matches.finished(worker, receipt.matches)
+            parts.league.finished(worker, receipt.matches)
         # Dropped steps were sampled, too.
         parts.metrics.workers.worked(worker.worker_id, receipt.live_steps, version)
         for played in receipt.played:
