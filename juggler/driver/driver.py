@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,20 +145,17 @@ class Shutdown:
         evaluations.give_up_candidate()
 
     def _wait_for_snapshot(self, deadline: float) -> None:
-        drain: Callable[[float, Callable[[], bool]], None] = self._loop.drain
-        drain(_REPORT_SECONDS, self._expects_no_snapshot)
-        if not self._expects_no_snapshot():
-            self._report_wait()
-            drain(deadline - time.monotonic(), self._expects_no_snapshot)
-
-    def _report_wait(self) -> None:
-        """Show the message once, although there may be several snapshots."""
+        self._loop.drain(_REPORT_SECONDS, self._expects_no_snapshot)
+        if self._expects_no_snapshot():
+            return
+        # Once, although there may be several snapshots.
         if not self._wait_was_reported:
             self._wait_was_reported = True
             was_signalled = self._parts.end.reason in REASONS.values()
             presses = "a second Ctrl-C" if was_signalled else "Ctrl-C twice"
             how = stop_hint(f"{presses} leaves without it")
             self._parts.progress.message(f"waiting for the last checkpoint{how}", "info")
+        self._loop.drain(deadline - time.monotonic(), self._expects_no_snapshot)
 
     def _expects_no_snapshot(self) -> bool:
         """Return whether no snapshot is expected, or its learners are silent."""

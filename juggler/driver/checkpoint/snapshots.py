@@ -57,12 +57,13 @@ def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
     trained = trained_now(config, resume.counters if resume else None)
     together = config.agents.trained_together
     hosting = ModulePlacement(config, trained)
-    starts = {
-        module_id: _start_of(
-            settings_for(config, settings_of, hosting.processes_of(module_id)), module_id, resume
-        )
-        for module_id, settings_of in trained.items()
-    }
+    starts = {}
+    for module_id, settings_of in trained.items():
+        settings = settings_for(config, settings_of, hosting.processes_of(module_id))
+        starts[module_id] = ModuleStart(settings)
+        if resume is not None and not is_without(resume, module_id):
+            books = books_in(resume, module_id)
+            starts[module_id] = ModuleStart(settings, *resume.version_of(module_id), books)
     stop_steps = config.driver.stop_steps
     if resume is None:
         return DriverCore(starts, 1, together, stop_steps=stop_steps)
@@ -92,13 +93,6 @@ def settings_for(config: RunConfig, settings_of: str, num_learners: int) -> Modu
 def is_without(checkpoint: Checkpoint, module_id: str) -> bool:
     """Return whether a checkpoint is older than a module."""
     return bool(checkpoint.config.get("league")) and module_id not in checkpoint.module_ids
-
-
-def _start_of(settings: ModuleSettings, module_id: str, resume: Checkpoint | None) -> ModuleStart:
-    if resume is None or is_without(resume, module_id):
-        return ModuleStart(settings)
-    counters = books_in(resume, module_id)
-    return ModuleStart(settings, *resume.version_of(module_id), counters)
 
 
 def metrics_of(resume: Checkpoint | None) -> Metrics:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from juggler.driver.checkpoint.first_weights import FrozenModule
 from juggler.driver.config import RunConfig
+from juggler.driver.driver_config import UPDATES_IN_FLIGHT
 from juggler.driver.module_placement import ModulePlacement
 from juggler.driver.workers.module_setups import (
     acting_setup,
@@ -20,11 +21,10 @@ from juggler.driver.workers.module_setups import (
     environments,
     exploration_exponents,
     in_batches,
-    learner_setup,
 )
 from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR
-from juggler.envrunner.setup import ActingSetup
-from juggler.learner.process.learner_program import LEARNER
+from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
+from juggler.learner.process.learner_program import LEARNER, LearnerSetup
 from juggler.runtime.actors.hub import Worker, WorkerLeft
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.actors.worker import to_json, worker_seed
@@ -220,11 +220,25 @@ class WorkerRegistry:
         return same_critic and first.connectors.connectors == second.connectors.connectors
 
     def _setup(self, worker: Worker) -> training_pb2.Setup:
+        config, role = self.config, worker.role
         self._lives[worker.worker_id] += 1
-        life = self._lives[worker.worker_id]
-        return training_pb2.Setup(
-            config=self._config_for(worker), seed=self.seed(worker, self.first_update, life)
-        )
+        seed = self.seed(worker, self.first_update, self._lives[worker.worker_id])
+        setup: LearnerSetup | EnvRunnerSetup
+        if role == LEARNER:
+            setup = LearnerSetup(
+                device=config.driver.device_name(worker.index),
+                threads=config.driver.learner_threads,
+                updates_in_flight=UPDATES_IN_FLIGHT,
+                may_meet=self.most_learners > 1,
+                shared=config.agents.shared,
+                synchronous=config.driver.synchronous,
+            )
+        else:
+            explores = None if role == EVALUATOR else worker
+            trained = {each: self.acting_setup(each, explores) for each in self.trained}
+            others = {each: module.acting_setup() for each, module in self.frozen.items()}
+            setup = env_runner_setup(config, role, trained, others)
+        return training_pb2.Setup(config=to_json(setup), seed=seed)
 
     def _must_have_the_same_spaces(self, worker: Worker, module: training_pb2.Ready.Module) -> None:
         """Check that spaces are the same as at earlier EnvRunners."""
@@ -239,17 +253,6 @@ class WorkerRegistry:
             f"EnvRunners: {described(spaces)}, not {described(before)}. Do all hosts have the "
             "same version of the environment?"
         )
-
-    def _config_for(self, worker: Worker) -> str:
-        """As JSON."""
-        config, role = self.config, worker.role
-        if role == LEARNER:
-            return to_json(learner_setup(config, worker.index, may_meet=self.most_learners > 1))
-        explores = None if role == EVALUATOR else worker
-        trained = {each: self.acting_setup(each, explores) for each in self.trained}
-        others = {each: module.acting_setup() for each, module in self.frozen.items()}
-        setup = env_runner_setup(config, role, trained, others)
-        return to_json(setup)
 
 
 class Departures:
