@@ -93,10 +93,14 @@ class FrozenParts:
         """Send a worker its next part, if there is one."""
         queue = self._to_send.get(worker, deque())
         while queue:
-            if (message := next(queue[0], None)) is not None:
+            if (message := next(queue[0], None)) is None:
+                queue.popleft()
+                continue
+            self._commands.send(worker, message)
+            # An evaluation takes long, and limits nothing.
+            if not isinstance(message, training_pb2.Evaluate):
                 self._on_its_way.add(worker)
-                return self._commands.send(worker, message)
-            queue.popleft()
+                return
         self._on_its_way.discard(worker)
 
     def left(self, worker: Worker) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
@@ -10,7 +9,6 @@ from google.protobuf.message import Message
 from juggler.driver.core import events
 from juggler.driver.core.group import worker_order
 from juggler.envrunner.envrunner_program import ENVRUNNER
-from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.actors.requests import DURATIONS, CapReached, Histogram, RequestPool
 from juggler.runtime.connectors.mergeable_state import (
@@ -122,9 +120,8 @@ class CommandSender:
         )
         for member in command.members:
             self.send_to(member, group)
-        for worker in self._registry.ready.values():
-            if worker.role != LEARNER:
-                self.send_learners(worker, command.module_id, command.generation)
+        for worker in self._registry.of_role(ENVRUNNER):
+            self.send_learners(worker, command.module_id, command.generation)
 
     def send_learners(self, worker: Worker, module_id: str, generation: int) -> None:
         """Send an EnvRunner the addresses of a module's learners."""
@@ -191,12 +188,6 @@ class ConnectorState:
 
     def left(self, worker: Worker) -> None:
         self._sent_to.pop(worker, None)
-
-
-def everything(connectors: Mapping[str, ConnectorState]) -> bytes:
-    """Return the states of all modules, for an evaluator."""
-    learned = {module_id: each.merged for module_id, each in connectors.items() if each.merged}
-    return to_bytes(learned) if learned else b""
 
 
 def _samples(state: Tree) -> float:

@@ -16,7 +16,6 @@ from juggler.driver.config import RunConfig
 from juggler.driver.reporting.episode_returns import ReturnGoals, ReturnStatistics
 from juggler.driver.reporting.wording import EPISODE, named, named_returns, spread
 from juggler.driver.signals import stop_hint
-from juggler.driver.workers.command_sender import everything
 from juggler.envrunner.agent_returns import AgentReturns, from_messages
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR
@@ -50,13 +49,11 @@ class _Playing:
     """An evaluation in progress."""
 
     waits_for: dict[Worker, training_pb2.Evaluate]  # commands without an answer yet
-    path: Path | None  # of the checkpoint; None: the newest weights
-    update: int  # of the weights
-    steps: int  # steps trained on
+    cut: SnapshotWritten  # the checkpoint
     returns: list[float] = field(default_factory=list)  # results so far
     lengths: list[int] = field(default_factory=list)  # same order
     agent_returns: AgentReturns = field(default_factory=dict)  # of the same episodes
-    cut: int = 0  # number of these episodes without an end
+    endless: int = 0  # number of these episodes without an end
 
 
 @dataclass(slots=True)
@@ -79,8 +76,7 @@ class Evaluations:
     """Has evaluators play weights while training continues.
 
     From time to time they play a checkpoint, which is written for this and set aside: so the best
-    one can be kept. In a league, whose players change all the time, they play the newest weights,
-    and no checkpoint is kept.
+    one can be kept. In a league, whose ratings compare players, none is kept.
 
     When training reaches its goal, they play a candidate, which is set aside, too. If it plays well
     enough, it becomes the run's newest checkpoint, and the run is solved. Otherwise it is deleted.
@@ -98,7 +94,6 @@ class Evaluations:
         self._by_gateways = bool(config.env_runner.gateway)
         self._role = ENVRUNNER if self._by_gateways else EVALUATOR
         self._video_every, self._begun = driver.evaluation_video, 0
-        self._keeps_best = not config.agents.league
         self._wanted = False  # an evaluation is due
         self._wait_was_reported = False  # a waiting evaluation was reported
         self._reported: set[str] = set()  # reasons of gateways that played no episode
@@ -128,7 +123,7 @@ class Evaluations:
         return f"no {kind} is attached"
 
     def _ask(
-        self, episodes: int, update: int, cut: SnapshotWritten | None, most: int, **what: Any
+        self, episodes: int, cut: SnapshotWritten, most: int, **what: Any
     ) -> dict[Worker, training_pb2.Evaluate]:
         """Have up to `most` evaluators share the episodes; return the commands."""
         parts, evaluators = self._parts, self._evaluators()[:most]
@@ -137,17 +132,14 @@ class Evaluations:
         for place, evaluator in enumerate(evaluators):
             command = commands[evaluator] = training_pb2.Evaluate(
                 episodes=share + (place < more),
-                seed=parts.registry.seed(evaluator, update),
+                seed=parts.registry.seed(evaluator, cut.update),
                 most_steps=most_steps(parts.metrics.lengths),
-                checkpoint="" if cut is None else cut.place,
+                checkpoint=cut.place,
+                version=Version(cut.generation, cut.update).message(),
                 **what,
             )
             what.pop("video", None)  # of the first evaluator alone
-            # Local evaluators are processes of the driver, which can read checkpoints.
-            if cut is None or parts.only_local:
-                parts.commands.send(evaluator, command)
-                continue
-            command.version.CopyFrom(Version(cut.generation, cut.update).message())
+            # They may be on other hosts, and cannot read the checkpoint.
             states = (restores(module_id, tree, {}) for module_id, tree in cut.playing.items())
             messages = chain(chain.from_iterable(states), [command])
             parts.frozen_parts.append(evaluator, messages)
@@ -182,7 +174,7 @@ class Evaluations:
             if event.path is None or not self._wanted:
                 self.give_up()
             else:
-                self._evaluate(event, event.update, event.steps)
+                self._evaluate(event)
         elif event.aside == CANDIDATE:
             if self._candidate is None:  # the candidate was abandoned
                 self._parts.checkpoints.discard_aside(CANDIDATE)
@@ -212,10 +204,8 @@ class Evaluations:
                 how = ": start one on a host, with the same --driver as EnvRunners"
                 how = "" if self._by_gateways else how
                 self._progress.message(f"there are no evaluations while {why}{how}", "warning")
-        elif self._keeps_best:
+        else:
             self._parts.checkpoints.begin(EVALUATED)
-        elif (core := self._parts.core).members:
-            self._evaluate(None, core.updates, core.trained)
 
     def give_up(self) -> None:
         """Abandon the evaluation."""
@@ -224,21 +214,18 @@ class Evaluations:
 
     def _discard_evaluation(self) -> None:
         self._playing = None
-        if self._keeps_best:
-            self._parts.checkpoints.discard_aside(EVALUATED)
+        self._parts.checkpoints.discard_aside(EVALUATED)
 
-    def _evaluate(self, cut: SnapshotWritten | None, update: int, steps: int) -> None:
+    def _evaluate(self, cut: SnapshotWritten) -> None:
         self._wanted = self._wait_was_reported = False
-        path = cut.path if cut else None
-        what: dict[str, Any] = {}
-        if cut is None:
-            what["connector_state"] = everything(self._parts.connectors)
-        if path and self._video_every and self._begun % self._video_every == 0:
-            what["video"] = str(path.resolve().parent.parent / VIDEOS / f"update-{update:09}")
+        video = ""
+        if self._video_every and self._begun % self._video_every == 0:
+            directory = Path(cut.place).parent.parent / VIDEOS
+            video = str(directory / f"update-{cut.update:09}")
         episodes = self._parts.config.driver.evaluation_episodes
-        if asked := self._ask(episodes, update, cut, most=episodes, **what):
+        if asked := self._ask(episodes, cut, most=episodes, video=video):
             self._begun += 1
-            self._playing = _Playing(asked, path, update, steps)
+            self._playing = _Playing(asked, cut)
         else:
             self.give_up()
 
@@ -253,7 +240,7 @@ class Evaluations:
         playing.lengths += done.episode_lengths
         for played, returns in from_messages(done.agent_returns).items():
             playing.agent_returns.setdefault(played, []).extend(returns)
-        playing.cut += sum(length >= most for length in done.episode_lengths)
+        playing.endless += sum(length >= most for length in done.episode_lengths)
         if not playing.waits_for:
             self._finish(playing)
 
@@ -261,16 +248,16 @@ class Evaluations:
         """Finish the evaluation: all evaluators have answered or left."""
         if returns := playing.returns:
             self._parts.metrics.evaluated(returns, playing.agent_returns)
-            trained = {"update": playing.update, "env_steps_trained": playing.steps}
+            trained = {"update": playing.cut.update, "env_steps_trained": playing.cut.steps}
             # The checkpoint is moved first, so `is_best` is true only if that worked.
-            is_best = self._keep_if_best(playing.path, returns, trained)
+            is_best = self._keep_if_best(playing.cut.path, returns, trained)
             evaluation = Evaluation(
                 returns, playing.lengths, playing.agent_returns, **trained, is_best=is_best
             )
             self._parts.callbacks.note("on_evaluation", evaluation)
-        if playing.cut:
+        if playing.endless:
             self._progress.message(
-                f"{playing.cut} of {len(returns)} episodes of an evaluation had no end: each "
+                f"{playing.endless} of {len(returns)} episodes of an evaluation had no end: each "
                 f"counts with its return after {max(playing.lengths)} steps. An environment needs "
                 "a limit, such as max_episode_steps = 1000",
                 "warning",
@@ -281,7 +268,8 @@ class Evaluations:
         self, path: Path | None, returns: Sequence[float], trained: Mapping[str, int]
     ) -> bool:
         best = self.best.summary
-        if path is None or (best and ReturnStatistics.of(returns).mean <= best["return_mean"]):
+        worse = best and ReturnStatistics.of(returns).mean <= best["return_mean"]
+        if path is None or worse or self._parts.league:
             return False
         if problem := self.best.keep(path, returns, trained):
             self._progress.message(problem, "error")
@@ -323,7 +311,7 @@ class Evaluations:
             best = max(self._parts.metrics.returns)
             goal = training_pb2.Evaluate.Goal(mean=self._goals.by_name[EPISODE], best=best)
         episodes, cut = self._parts.metrics.candidates.episodes, candidate.cut
-        candidate.asked = self._ask(episodes, cut.update, cut, most=1, goal=goal)
+        candidate.asked = self._ask(episodes, cut, most=1, goal=goal)
 
     def _judge(
         self,

@@ -93,11 +93,11 @@ class TrainedModules:
 
     def received(self, worker: Worker, module_id: str) -> None:
         """Note that a worker has received an added module."""
-        if (module := self._core.modules.get(module_id)) is None:
+        module = self._core.modules.get(module_id)
+        if module is None or worker.role != ENVRUNNER:
             return
-        if worker.role == ENVRUNNER:
-            key, steps = (worker.worker_id, worker.incarnation), self._registry.most_steps
-            self._core.book(RunnerPlays(*key, steps, module_id))
+        key, steps = (worker.worker_id, worker.incarnation), self._registry.most_steps
+        self._core.book(RunnerPlays(*key, steps, module_id))
         if module.members:
             self._commands.send_learners(worker, module_id, module.generation)
 

@@ -160,8 +160,6 @@ class WorkerEvents:
                 parts.local.supervisor.of_use(worker.worker_id)
                 evaluation = read(body, training_pb2.Evaluation())
                 parts.evaluations.answered(worker, request, evaluation)
-                if request.HasField("version"):
-                    parts.frozen_parts.send_next(worker)
 
     def _must_not_be_ahead(self, module_id: str, version: Version) -> None:
         """Reject a version that no weights can have: requests would wait forever."""
@@ -240,11 +238,12 @@ class WorkerEvents:
         parts = self._parts
         parts.metrics.workers.ready(worker)
         setups = parts.registry.runner_ready(worker, ready)
-        for module_id, module in parts.core.modules.items():
-            if module.members:
-                parts.commands.send_learners(worker, module_id, module.generation)
         parts.evaluations.play_candidate()
+        # Evaluators play checkpoints, and need no learner.
         if worker.role == ENVRUNNER:
+            for module_id, module in parts.core.modules.items():
+                if module.members:
+                    parts.commands.send_learners(worker, module_id, module.generation)
             steps = {module.module_id: module.rows * module.steps for module in ready.modules}
             parts.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, steps))
         return setups

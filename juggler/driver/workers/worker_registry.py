@@ -234,6 +234,7 @@ class WorkerRegistry:
                 synchronous=config.driver.synchronous,
             )
         else:
+            # An evaluator acts without exploration.
             explores = None if role == EVALUATOR else worker
             trained = {each: self.acting_setup(each, explores) for each in self.trained}
             others = {each: module.acting_setup() for each, module in self.frozen.items()}
