@@ -98,8 +98,8 @@ class Loop:
             return
         if parts.league:
             parts.league.forget_settled()
-        for learners in parts.learners.values():
-            for due in (learners.to_meet_again(), learners.to_begin_with_fewer()):
+        for module in parts.modules.values():
+            for due in (module.to_meet_again(), module.to_begin_with_fewer()):
                 if due is not None:
                     parts.happened(due)
         parts.carry_out(parts.core.issue_updates())

@@ -149,7 +149,7 @@ class PeriodicWork:
         else:
             parts.progress.update(line)
         # Once a second is often enough, as these look at all workers.
-        stale = [text for each in parts.stale_runners.values() for text in each.check()]
+        stale = [text for each in parts.modules.values() for text in each.stale_runners.check()]
         for text in (*stale, *self._endless.check(parts)):
             parts.progress.message(text, "warning")
         if text := self.standstill.slow_groups():

@@ -25,7 +25,7 @@ from juggler.driver.config import RunConfig
 from juggler.driver.core.events import Command, Event
 from juggler.driver.reporting.wording import Progress
 from juggler.driver.run_end import RunClock, RunEnd
-from juggler.driver.workers.command_sender import CommandSender, ConnectorState
+from juggler.driver.workers.command_sender import CommandSender
 from juggler.driver.workers.evaluations import Evaluations
 from juggler.driver.workers.league_run import LeagueRun
 from juggler.driver.workers.local_workers import LocalWorkers
@@ -170,8 +170,6 @@ class RunParts:
             frozen=dict(inherited.frozen),
             trained=trained,
         )
-        # By module id, the state of the EnvRunners' connectors
-        self.connectors: dict[str, ConnectorState] = {}
         self.league: LeagueRun | None = None  # the league of the run; None: it has no league
         # These parts reach each other through this object.
         self.commands = CommandSender(self)
@@ -180,8 +178,7 @@ class RunParts:
         # The weights of modules that are not trained, on their way to EnvRunners
         self.frozen_parts = FrozenParts(self)
         self.trained = TrainedModules(self, resume, beginning)
-        self.learners = self.trained.learners
-        self.stale_runners = self.trained.stale_runners
+        self.modules = self.trained.modules
         self.leaving_learners = LeavingLearners(self)
         if config.agents.league:
             self.league = LeagueRun(self, resume, beginning)

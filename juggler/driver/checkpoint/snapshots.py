@@ -481,7 +481,7 @@ class Checkpoints:
         # Only at the first chunk: later ones may follow later updates.
         if cut.counters is None:
             cut.counters = parts.core.module(module_id).ledger.counters()
-            cut.connectors = parts.connectors[module_id].merged
+            cut.connectors = parts.modules[module_id].connectors.merged
             cut.spaces = spaces_of_environment(parts.registry.spaces[module_id])
             books = [each.counters for each in self._cuts.values() if each.counters is not None]
             # The run's own counters are copied with the module that begins last.

@@ -38,7 +38,7 @@ class CommandSender:
             training_pb2.Update: self.update_seconds,
         }
         self.pool = RequestPool(parts.hub, cap=1 << 16, latencies=latencies)
-        self._parts, self._registry, self._connectors = parts, parts.registry, parts.connectors
+        self._parts, self._registry = parts, parts.registry
         self._restart_seeds: dict[Worker, int] = {}  # seeds of restarts that were not sent yet
 
     def send(self, worker: Worker, message: Message) -> None:
@@ -59,8 +59,8 @@ class CommandSender:
         self._restart_seeds = {
             worker: self._registry.seed(worker, update=update) for worker in runners
         }
-        for connectors in self._connectors.values():
-            connectors.announce()
+        for module in self._parts.modules.values():
+            module.connectors.announce()
 
     def carry_out(self, command: events.Command) -> None:
         """Carry out a command of the core."""
@@ -100,7 +100,7 @@ class CommandSender:
             learner=command.learner,
             generation=command.generation,
             at_least=command.at_least.message(),
-            connector_state=self._connectors[command.module_id].news_for(worker),
+            connector_state=self._parts.modules[command.module_id].connectors.news_for(worker),
             # Only the first request of a round has the seed.
             seed=self._restart_seeds.pop(worker, None),
             round=command.round,

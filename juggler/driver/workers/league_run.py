@@ -155,9 +155,9 @@ class LeagueRun:
         """Return the league's part of a checkpoint's counters."""
         copies = [each.player_id for each in self._roster.present() if each.parent]
         digests = {each.module_id: each.digest for each in self._registry.frozen.values()}
-        learning, learners = self._roster.learners(), self._trained.learners
-        ids = [each.player_id for each in learning if each.player_id in learners]
-        resets = {each: learners[each].last_reset for each in ids}
+        learning, modules = self._roster.learners(), self._trained.modules
+        ids = [each.player_id for each in learning if each.player_id in modules]
+        resets = {each: modules[each].last_reset for each in ids}
         return {
             LEAGUE: self.league.to_state(),
             COPIES: {copy_id: digests[copy_id] for copy_id in copies if copy_id in digests},
@@ -309,7 +309,7 @@ class LeagueRun:
     def _keep(self, player_id: str, copy_id: str, weights: Mapping[str, Tree], at: Version) -> None:
         """Keep a copy of a player, and send it to workers."""
         spaces = spaces_of_environment(self._registry.spaces[player_id])
-        learned = self._parts.connectors[player_id].merged
+        learned = self._parts.modules[player_id].connectors.merged
         settings_of = self._registry.trained[player_id]
         frozen = FrozenModule.copied(
             copy_id, player_id, self._parts.config, spaces, weights, learned, at, settings_of
@@ -354,7 +354,7 @@ class LeagueRun:
         if DEFAULT_MODULE not in tree:
             self._failed(wanted, "its learner has no weights by name")
         elif self._roster.players[wanted.for_id].learning:
-            learned = self._parts.connectors[wanted.player_id].merged
+            learned = self._parts.modules[wanted.player_id].connectors.merged
             first = _copied(wanted.for_id, tree[DEFAULT_MODULE], learned, wanted.player_id)
             self._train(wanted.for_id, first)
         else:

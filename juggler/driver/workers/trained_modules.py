@@ -59,9 +59,7 @@ class TrainedModules:
     ) -> None:
         self._parts, self._config, self._core = parts, parts.config, parts.core
         self._registry, self._commands, self._resume = parts.registry, parts.commands, resume
-        self.connectors = parts.connectors
-        self.learners: dict[str, ModuleLearners] = {}
-        self.stale_runners: dict[str, StaleRunners] = {}
+        self.modules: dict[str, TrainedModule] = {}  # by id
         # By worker id, its own counts of steps, which must agree with the core's ledger
         self.steps: dict[str, Counter[str]] = defaultdict(Counter)
         for module_id in parts.core.modules:
@@ -76,18 +74,17 @@ class TrainedModules:
         self._core.add(module_id, ModuleStart(settings, late=True))
         self._keep(module_id, first)
         for learner in registry.hosts(module_id):
-            for command in self.learners[module_id].begin(learner, seed=0):
+            for command in self.modules[module_id].begin(learner, seed=0):
                 self._commands.send(learner, command)
         self._parts.frozen_parts.add_player(module_id, registry.acting_setup(module_id))
 
     def begin_with(self, module_id: str, first: FirstWeights) -> None:
         """Set the first weights of a module that has no learner yet."""
-        self.learners[module_id].first = first
-        self.connectors[module_id] = connectors_of(None, first, module_id)
+        self.modules[module_id].begin_with(first)
 
     def learner_ready(self) -> None:
         """Release the resumed state once each module had a learner."""
-        if self._resume and all(each.had_learner for each in self.learners.values()):
+        if self._resume and all(each.had_learner for each in self.modules.values()):
             self._resume.release_arrays()
             self._resume = None
 
@@ -118,7 +115,7 @@ class TrainedModules:
     def reset_first(self, module_id: str, seed: int, first: FirstWeights | None) -> ModuleReset:
         """Let future learners of a module reset older states."""
         reset = ModuleReset(self._core.modules[module_id].generation + 1, seed, first)
-        self.learners[module_id].last_reset = reset
+        self.modules[module_id].last_reset = reset
         return reset
 
     def can_play(self, module_id: str) -> bool:
@@ -126,7 +123,7 @@ class TrainedModules:
         module = self._core.modules.get(module_id)
         if module is None or not module.members or self._parts.frozen_parts.awaited(module_id):
             return False
-        return not self.learners[module_id].precede_reset(module.weights_version)
+        return not self.modules[module_id].precede_reset(module.weights_version)
 
     def remove(self, module_id: str) -> None:
         """Stop training a module; `forget` follows once it is settled."""
@@ -146,21 +143,14 @@ class TrainedModules:
         for learner in registry.hosts(module_id):
             self._commands.send(learner, training_pb2.RemoveModule(module_id=module_id))
         registry.remove(module_id)
-        del self.learners[module_id], self.connectors[module_id], self.stale_runners[module_id]
+        del self.modules[module_id]
 
     def _keep(self, module_id: str, first: FirstWeights | None) -> None:
         """Add a module to the tables."""
-        config, module = self._config, self._core.modules[module_id]
-        settings = config.of(self._registry.trained[module_id])
-        resume = self._resume
+        resume, module = self._resume, self._core.modules[module_id]
         if resume is not None and is_without(resume, module_id):
             resume = None
-        self.connectors[module_id] = connectors_of(resume, first, module_id)
-        several = len(self._core.modules) > 1 or bool(config.agents.league)
-        self.stale_runners[module_id] = StaleRunners(
-            settings.staleness.drop_after, module_id if several else ""
-        )
-        self.learners[module_id] = ModuleLearners(self._parts, module, resume, first, self.steps)
+        self.modules[module_id] = TrainedModule(self._parts, module, resume, first, self.steps)
 
 
 def _about(module_id: str) -> Callable[[Any], bool]:
@@ -192,8 +182,8 @@ class ModuleReset:
             yield from begin_commands(module_id, self.first)
 
 
-class ModuleLearners:
-    """The driver's state of a module's learners, except batches."""
+class TrainedModule:
+    """The driver's state of a module and its learners, except batches."""
 
     def __init__(
         self,
@@ -218,6 +208,10 @@ class ModuleLearners:
         # Messages name the module only if there are several.
         several = len(config.module_ids) > 1 or bool(config.agents.league)
         self._of_module = f" of module {core.module_id}" if several else ""
+        # State of the EnvRunners' connectors
+        self.connectors = connectors_of(resume, first, core.module_id)
+        staleness = config.of(registry.trained[core.module_id]).staleness
+        self.stale_runners = StaleRunners(staleness.drop_after, core.module_id if several else "")
         self._patience = config.driver.worker_timeout_seconds
         self._waited_since: float | None = None  # start of the wait for the first learners
         self._core, self._registry = core, registry
@@ -225,6 +219,11 @@ class ModuleLearners:
         self._resume = resume
         self.first = first  # their first weights before the first checkpoint; None: new weights
         self.last_reset: ModuleReset | None = None  # last reset of the module; None: never reset
+
+    def begin_with(self, first: FirstWeights) -> None:
+        """Set the first weights before there is a learner."""
+        self.first = first
+        self.connectors = connectors_of(None, first, self._core.module_id)
 
     def precede_reset(self, version: Version) -> bool:
         """Return whether weights of this version are older than the last reset."""

@@ -199,7 +199,7 @@ class WorkerEvents:
                 continue
             self._parts.commands.send(worker, setup)
             for module_id in self._parts.registry.hosting.modules_of(worker.index):
-                for command in self._parts.learners[module_id].begin(worker, setup.seed):
+                for command in self._parts.modules[module_id].begin(worker, setup.seed):
                     self._parts.commands.send(worker, command)
 
     def _left(self, event: WorkerLeft, unanswered: list[Completed]) -> None:
@@ -210,8 +210,8 @@ class WorkerEvents:
         if parts.league:
             for each in unanswered:
                 parts.league.abandoned(each.command_id)
-        for connectors in parts.connectors.values():
-            connectors.left(worker)
+        for module in parts.modules.values():
+            module.connectors.left(worker)
         self._failed_once.discard(worker)
         self._dismissed.discard(worker)
         if worker.local:
@@ -253,7 +253,7 @@ class WorkerEvents:
         parts, module_id = self._parts, receipt.module_id
         version = Version.of(receipt.version)
         # Before the core sends requests, which carry the state of connectors.
-        connectors = parts.connectors[module_id]
+        connectors = parts.modules[module_id].connectors
         connectors.add_delta(worker.worker_id, receipt.batch_id, receipt.connector_delta)
         if not self._synchronous:
             connectors.merge_waiting()
@@ -281,7 +281,7 @@ class WorkerEvents:
         parts.metrics.workers.counted(worker.worker_id, receipt.counts)
         if receipt.HasField("simulators"):
             parts.metrics.workers.has_simulators(worker.worker_id, receipt.simulators)
-        parts.stale_runners[module_id].brought(worker.worker_id, receipt.stale_steps)
+        parts.modules[module_id].stale_runners.brought(worker.worker_id, receipt.stale_steps)
         self._check_arrival(worker, receipt)
         if receipt.dropped:
             self._count_episodes_of_others(receipt)
@@ -375,8 +375,8 @@ class WorkerEvents:
         )
         parts, worker = self._parts, event.worker
         # Its successor is another process, perhaps on another host.
-        for stale_runners in parts.stale_runners.values():
-            stale_runners.left(worker.worker_id)
+        for module in parts.modules.values():
+            module.stale_runners.left(worker.worker_id)
         self._unreached = {
             pair: each for pair, each in self._unreached.items() if worker not in pair
         }
@@ -396,7 +396,7 @@ class WorkerEvents:
         parts.metrics.workers.ready(worker)
         if refusal := parts.registry.why_no_member(worker, ready):
             return parts.hub.dismiss(worker, refusal)
-        learners = parts.learners[module_id]
+        learners = parts.modules[module_id]
         for command in learners.reset_again(worker, ready):
             parts.commands.send(worker, command)
         for kept in learners.ready(worker, ready):
@@ -407,7 +407,7 @@ class WorkerEvents:
 
     def _formed(self, worker: Worker, formed: training_pb2.GroupFormed) -> None:
         """Handle a learner that has met its group, or could not."""
-        met = self._parts.learners[formed.module_id].met(worker, formed)
+        met = self._parts.modules[formed.module_id].met(worker, formed)
         if met is not None:
             self._parts.happened(met)
         if self._parts.league:
@@ -416,7 +416,7 @@ class WorkerEvents:
     def _arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
         """Book batches that arrived at a learner."""
         parts, module_id = self._parts, message.module_id
-        if module_id not in parts.learners:
+        if module_id not in parts.modules:
             return  # a player that has left: its books are closed
         key = worker.worker_id, worker.incarnation
         for arrival in message.arrivals:
@@ -432,15 +432,16 @@ class WorkerEvents:
         if done.peer_lost:  # a new member may have none of the group's updates
             version = parts.core.modules[module_id].weights_version
         # A checkpoint of this update has what connectors learned before it.
-        for connectors in parts.connectors.values():
-            connectors.merge_waiting()
-        parts.stale_runners[module_id].answered(used, parts.core.modules[module_id].ledger.updating)
+        for module in parts.modules.values():
+            module.connectors.merge_waiting()
+        updating = parts.core.modules[module_id].ledger.updating
+        parts.modules[module_id].stale_runners.answered(used, updating)
         key = worker_id, worker.incarnation
         metrics = {key: each.values for key, each in done.metrics.items()}
         finished = events.UpdateFinished(done.update_id, *key, version, used, module_id)
         self._made(finished, metrics)
         parts.local.supervisor.of_use(worker_id)
-        parts.learners[module_id].updated(worker, done)
+        parts.modules[module_id].updated(worker, done)
         # After the booking, which raises if the answer is invalid.
         trained = [batch for batch in used if not batch.dropped]
         for batch in trained:
@@ -505,8 +506,8 @@ class WorkerEvents:
         parts, worker = self._parts, event.worker
         parts.checkpoints.left(worker.worker_id)
         parts.metrics.learner_left(worker.worker_id)
-        for learners in parts.learners.values():
-            learners.left(worker)
+        for module in parts.modules.values():
+            module.left(worker)
         parts.happened(events.LearnerLeft(worker.worker_id, worker.incarnation, event.reason))
         if parts.league:
             parts.league.check()

@@ -112,7 +112,9 @@ class World:
             metrics=self.metrics,
             registry=SimpleNamespace(spaces=defaultdict(lambda: SPACES), trained=trained),
             commands=SimpleNamespace(send_to=lambda *_: None),
-            connectors=defaultdict(lambda: SimpleNamespace(merged=self.connectors)),
+            modules=defaultdict(
+                lambda: SimpleNamespace(connectors=SimpleNamespace(merged=self.connectors))
+            ),
             more_counters=dict,
         )
         self.writer = Checkpoints(cast(RunParts, parts), directory, self.events.put, newest)

@@ -486,7 +486,7 @@ def test_players_that_come_and_go_in_a_cycle_leave_nothing_but_their_books(
         late.arrivals.add(batch_id=1, live_steps=1)
         changing.report(changing.learner, late)
     parts = changing.parts
-    for table in (parts.core.modules, parts.learners, parts.connectors, parts.registry.trained):
+    for table in (parts.core.modules, parts.modules, parts.registry.trained):
         assert list(table) == ["main-0"]
     assert parts.core.trained >= trained > parts.core.modules["main-0"].ledger.trained
     parts.core.counters().check()
@@ -557,7 +557,7 @@ def test_a_player_that_was_added_just_before_a_checkpoint_begins_again(
     saved = changing.checkpoint()
     assert saved.module_ids == ("main-0",)
     again = resumed(tmp_path / "again", saved)
-    first = again.parts.learners["new"].first
+    first = again.parts.modules["new"].first
     assert first is not None
     assert first.text == "the weights of main-0"
     restored = [each for _, each in again.asked(again.learner, training_pb2.Restore)]
@@ -579,7 +579,7 @@ def test_a_player_whose_source_left_before_it_had_a_learner_begins_again_with_it
 
     again = resumed(tmp_path / "again", saved)
     assert set(again.parts.core.modules) == {"main-0", "heir"}
-    first = again.parts.learners["heir"].first
+    first = again.parts.modules["heir"].first
     assert first is not None
     assert first.text == "the weights of old"
     again.parts.core.counters().check()

@@ -140,7 +140,7 @@ def test_what_connectors_learn_is_told_to_their_own_module_alone(tmp_path: Path)
     told = {request.module_id: request.connector_state for _, request in all_requests(world)[-2:]}
     assert from_bytes(told["blue"])["filter"]["count"] == 2
     assert told["red"] == b""
-    merged = {module_id: each.merged for module_id, each in world.parts.connectors.items()}
+    merged = {module_id: each.connectors.merged for module_id, each in world.parts.modules.items()}
     assert to_bytes(merged) == to_bytes({"red": {}, "blue": from_bytes(learned)})
 
 
@@ -328,7 +328,7 @@ def test_a_learner_that_gets_ready_before_its_group_has_formed_has_lost_nothing(
             if worker.worker_id == "learner-1":
                 self.parts.checkpoints.newest = saved.path
                 assert not self.core.members
-                (_, *restored) = self.parts.learners["default"].begin(worker, 0)
+                (_, *restored) = self.parts.modules["default"].begin(worker, 0)
                 assert restored, "from the checkpoint on the disk"
             (*_, (command_id, _)) = self.asked(worker, training_pb2.AddModule)
             point = f"127.0.0.1:{1000 + worker.index}"
