@@ -73,16 +73,12 @@ class Shutdown:
         self._wait_was_reported = False  # the message about the last checkpoint was shown
         self._hung = ""  # where all environments hung when the run should end
 
-    @property
-    def leave_seconds(self) -> float:
-        """Seconds that workers of this host have to exit."""
-        runner = self._parts.config.env_runner
-        if runner.record:
-            return _RECORDING_SECONDS
-        return _SIMULATORS_SECONDS if runner.gateway else _LEAVE_SECONDS
+    def wind_down(self) -> float:
+        """Finish updates, make the last checkpoint, and release the workers.
 
-    def wind_down(self) -> None:
-        """Finish updates, make the last checkpoint, and release the workers."""
+        Returns:
+            Seconds that workers of this host have to exit.
+        """
         parts, checkpoints = self._parts, self._parts.checkpoints
         self._hung = self._periodic_work.standstill.hung_runners(parts.hub.vitals())
         parts.happened(StopRequested())
@@ -111,6 +107,9 @@ class Shutdown:
         for worker in list(parts.registry.attached.values()):
             parts.commands.send(worker, attach_pb2.Stop())
         self._loop.drain(_LEAVE_SECONDS, lambda: not parts.registry.attached)
+        runner = parts.config.env_runner
+        leave_seconds = _SIMULATORS_SECONDS if runner.gateway else _LEAVE_SECONDS
+        return _RECORDING_SECONDS if runner.record else leave_seconds
 
     def _finish_updates(self) -> None:
         """Wait for updates in flight, and for all metrics of the learners.
@@ -364,8 +363,7 @@ class Driver:
                 self._start()
                 self._loop.run()
                 self._monitoring.ready(False)
-                self._ending.wind_down()
-                grace = self._ending.leave_seconds
+                grace = self._ending.wind_down()
             finally:
                 caught.no_more()
                 self.signal = caught.number

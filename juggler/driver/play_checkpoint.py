@@ -125,13 +125,23 @@ def evaluate(
         alone = not config.agents.league
         must_be_playable(found.config, config.env_runner.env, with_simulator=alone)
     factory, given = (each if callable(each) else None for each in (env, module))
-    if config.played_by:
-        _must_be_for_several(config.env_runner.env, recording is not None, explore)
+    # Some of the arguments are for one agent alone.
+    several = bool(config.played_by)
+    if several and recording is not None:
+        raise ConfigError(
+            f"the environment {config.env_runner.env} has several agents, and a Minari data set "
+            "has the steps of one: this run cannot be recorded"
+        )
+    if several and explore:
+        raise ConfigError(
+            f"the environment {config.env_runner.env} has several agents: for them, explore is for "
+            "matches between named players, with play_matches or --play"
+        )
     films: list[Path] = []
     if video is not None:
         from juggler.envrunner.environments.video import record_videos, shares_of
 
-        runner, several = config.env_runner, bool(config.played_by)
+        runner = config.env_runner
         shares = shares_of(Path(video), runner.envs_per_runner, min(videos, episodes))
         films = [path for share in shares for path in share]
         factory = record_videos(runner, factory, shares, several_agents=several)
@@ -208,19 +218,6 @@ def _play_alone(
             return play(playing, policy, episodes, seed, watch, explore=explore)
     finally:
         envs.close()
-
-
-def _must_be_for_several(env: str, is_recorded: bool, explore: bool) -> None:
-    if is_recorded:
-        raise ConfigError(
-            f"the environment {env} has several agents, and a Minari data set has the steps of "
-            "one: this run cannot be recorded"
-        )
-    if explore:
-        raise ConfigError(
-            f"the environment {env} has several agents: for them, explore is for matches between "
-            "named players, with play_matches or --play"
-        )
 
 
 def _must_be_possible(seed: int, **numbers: int) -> None:

@@ -111,7 +111,14 @@ class League:
         except Exception as error:  # users' builders may raise anything
             raise ValueError(f"{name}.initial failed: {described(error)}") from error
         for command in asked:
-            _must_not_inherit(command)
+            # No learning player begins with another player's weights.
+            if isinstance(command, AddPlayer) and command.learning and command.source != INITIAL:
+                raise ValueError(
+                    f"{command.player_id} learns from the start, and cannot begin as "
+                    f"{command.source!r}: leave out source, and name the checkpoint of those "
+                    f"weights with from, in the table modules.{command.player_id}; or add the "
+                    "player in build"
+                )
         commands = [made for command in [*fixed, *asked] for made in self._apply(command)]
         if not self.roster.learners():
             raise ValueError(f"{name}.initial adds no learning player: add one")
@@ -377,13 +384,3 @@ def _must_have_names(command: object) -> None:
         if field.type == "str" and not isinstance(value, str):
             text = f"{type(command).__name__}: {field.name} must be a name, not {value!r}"
             raise ValueError(text[:_LONGEST_TEXT])
-
-
-def _must_not_inherit(command: BuilderCommand) -> None:
-    """Check that no learning player begins with another player's weights."""
-    if isinstance(command, AddPlayer) and command.learning and command.source != INITIAL:
-        raise ValueError(
-            f"{command.player_id} learns from the start, and cannot begin as "
-            f"{command.source!r}: leave out source, and name the checkpoint of those weights with "
-            f"from, in the table modules.{command.player_id}; or add the player in build"
-        )

@@ -458,7 +458,7 @@ class LeagueRun:
                 "in the checkpoint"
             )
         if first is not None:
-            self._trained.begin_with(player_id, first)
+            self._trained.modules[player_id].begin_with(first)
 
     def _repeat_reset(self, player: Player) -> None:
         """Repeat a reset that happened after the checkpoint's state."""

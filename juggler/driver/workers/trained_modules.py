@@ -78,10 +78,6 @@ class TrainedModules:
                 self._commands.send(learner, command)
         self._parts.frozen_parts.add_player(module_id, registry.acting_setup(module_id))
 
-    def begin_with(self, module_id: str, first: FirstWeights) -> None:
-        """Set the first weights of a module that has no learner yet."""
-        self.modules[module_id].begin_with(first)
-
     def learner_ready(self) -> None:
         """Release the resumed state once each module had a learner."""
         if self._resume and all(each.had_learner for each in self.modules.values()):
