@@ -137,6 +137,7 @@ def evaluate(
             f"the environment {config.env_runner.env} has several agents: for them, explore is for "
             "matches between named players, with play_matches or --play"
         )
+    # The first episodes are filmed, whichever environment plays them.
     films: list[Path] = []
     if video is not None:
         from juggler.envrunner.environments.video import record_videos, shares_of
