@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from google.protobuf.message import Message
 
@@ -31,6 +30,7 @@ from juggler.driver.workers.league_run import LeagueRun
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.trained_modules import TrainedModules
 from juggler.driver.workers.worker_registry import Departures, LeavingLearners, WorkerRegistry
+from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.envrunner.setup import ActingSetup
 from juggler.runtime.actors.hub import Hub, Worker
 from juggler.runtime.actors.worker import to_json
@@ -63,8 +63,10 @@ class FrozenParts:
         self, module_id: str, setup: ActingSetup, tree: Mapping[str, Tree] | None = None
     ) -> None:
         """Send a player to workers that play, with its weights if given."""
-        self._awaited[module_id] = set(self._registry.env_runners())
-        for worker in self._registry.acting_workers():
+        workers = self._registry.acting_workers()
+        # Matches wait for EnvRunners alone.
+        self._awaited[module_id] = {each for each in workers if each.role == ENVRUNNER}
+        for worker in workers:
             parts = () if tree is None else restores(module_id, tree, {})
             added = training_pb2.AddPlayer(module_id=module_id, config=to_json(setup))
             self.append(worker, chain(parts, [added]))
@@ -184,11 +186,6 @@ class RunParts:
             self.league = LeagueRun(self, resume, beginning)
         self.evaluations = Evaluations(self)
         self.departures = Departures(self)
-
-    def more_counters(self) -> dict[str, Any]:
-        """Return the run's counters for a checkpoint, other than its books."""
-        league = self.league.counters() if self.league else {}
-        return {**league, **self.values.to_state()}
 
     def happened(self, event: Event) -> None:
         """Book an event in the core, and send the resulting commands."""

@@ -488,7 +488,8 @@ class Checkpoints:
             self._past = parts.core.past_and(beside=self._cuts)
             times = parts.clock.now()
             counters = counters_of(books, self._past, parts.core.next_id, parts.metrics, times)
-            self._counters = {**counters, **parts.more_counters()}
+            league = parts.league.counters() if parts.league else {}
+            self._counters = {**counters, **league, **parts.values.to_state()}
         frame = cut.reader.feed(chunk)
         if frame is None:
             return
@@ -497,6 +498,7 @@ class Checkpoints:
         del self._asked[module_id]
         if self._asked:
             return
+        # All of it is here.
         checkpoint = self._whole()
         self._cuts = {}
         self.writing = True

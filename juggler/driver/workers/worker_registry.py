@@ -161,10 +161,6 @@ class WorkerRegistry:
         """Return workers that play, or are about to."""
         return [worker for worker in self.attached.values() if worker.role != LEARNER]
 
-    def env_runners(self) -> list[Worker]:
-        """Return workers that sample, for which matches wait."""
-        return [worker for worker in self.acting_workers() if worker.role == ENVRUNNER]
-
     def hosts(self, module_id: str) -> list[Worker]:
         """Return set-up learner processes that host this module."""
         return [

@@ -115,7 +115,7 @@ class World:
             modules=defaultdict(
                 lambda: SimpleNamespace(connectors=SimpleNamespace(merged=self.connectors))
             ),
-            more_counters=dict,
+            values=SimpleNamespace(to_state=dict),
         )
         self.writer = Checkpoints(cast(RunParts, parts), directory, self.events.put, newest)
 
