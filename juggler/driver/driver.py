@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from juggler.driver.callbacks import Callback
-from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
 from juggler.driver.core.events import Finish, StopRequested
 from juggler.driver.loop import Event, Loop, StopAsked
@@ -74,17 +73,13 @@ class Shutdown:
         self._wait_was_reported = False  # the message about the last checkpoint was shown
         self._hung = ""  # where all environments hung when the run should end
 
-    @property
-    def leave_seconds(self) -> float:
-        """Seconds that workers of this host have to exit."""
-        runner = self._parts.config.env_runner
-        if runner.record:
-            return _RECORDING_SECONDS
-        return _SIMULATORS_SECONDS if runner.gateway else _LEAVE_SECONDS
+    def wind_down(self) -> float:
+        """Finish updates, make the last checkpoint, and release the workers.
 
-    def wind_down(self) -> None:
-        """Finish updates, make the last checkpoint, and release the workers."""
-        parts, snapshots = self._parts, self._parts.snapshots
+        Returns:
+            Seconds that workers of this host have to exit.
+        """
+        parts, checkpoints = self._parts, self._parts.checkpoints
         self._hung = self._periodic_work.standstill.hung_runners(parts.hub.vitals())
         parts.happened(StopRequested())
         self._finish_updates()
@@ -95,12 +90,12 @@ class Shutdown:
         synchronous = parts.config.driver.synchronous  # it only saves between two turns
         has_saved = synchronous and self._newest_update() == parts.core.updates
         # A solved run keeps the confirmed weights, although there are newer ones.
-        if parts.confirmation.kept is not None:
-            if problem := snapshots.keep(parts.confirmation.kept):
+        if parts.evaluations.kept is not None:
+            if problem := checkpoints.keep(parts.evaluations.kept):
                 parts.progress.message(problem, "error")
-            elif snapshots.newest:
-                parts.callbacks.note("on_checkpoint", snapshots.newest)
-        elif parts.core.updates and not has_saved and parts.checkpointing.begin():
+            elif checkpoints.newest:
+                parts.callbacks.note("on_checkpoint", checkpoints.newest)
+        elif parts.core.updates and not has_saved and checkpoints.begin():
             self._wait_for_snapshot(deadline)
         parts.evaluations.give_up()
         self._check_for_failure()
@@ -112,6 +107,9 @@ class Shutdown:
         for worker in list(parts.registry.attached.values()):
             parts.commands.send(worker, attach_pb2.Stop())
         self._loop.drain(_LEAVE_SECONDS, lambda: not parts.registry.attached)
+        runner = parts.config.env_runner
+        leave_seconds = _SIMULATORS_SECONDS if runner.gateway else _LEAVE_SECONDS
+        return _RECORDING_SECONDS if runner.record else leave_seconds
 
     def _finish_updates(self) -> None:
         """Wait for updates in flight, and for all metrics of the learners.
@@ -131,48 +129,45 @@ class Shutdown:
 
     def _wait_for_confirmation(self) -> None:
         """Wait for the evaluation that confirms whether the run is solved."""
-        parts, confirmation = self._parts, self._parts.confirmation
+        parts, evaluations = self._parts, self._parts.evaluations
         if parts.end.reason == "stop_steps":
-            confirmation.check()
-            if confirmation.under_way and parts.only_local:
+            evaluations.is_solved()
+            if evaluations.confirming and parts.only_local:
                 parts.local.start_evaluators()  # the run may have ended with its first update
             driver = parts.config.driver
             left = math.inf
             if driver.stop_seconds is not None:
                 left = driver.stop_seconds - parts.clock.now().training
-            confirmation.wait(self._loop.drain, left, driver.worker_timeout_seconds)
-            if confirmation.outcome is not None:
+            evaluations.wait_for_verdict(self._loop.drain, left, driver.worker_timeout_seconds)
+            if evaluations.outcome is not None:
                 parts.end.solved_after_all()
-        confirmation.give_up()
+        evaluations.give_up_candidate()
 
     def _wait_for_snapshot(self, deadline: float) -> None:
-        drain: Callable[[float, Callable[[], bool]], None] = self._loop.drain
-        drain(_REPORT_SECONDS, self._expects_no_snapshot)
-        if not self._expects_no_snapshot():
-            self._report_wait()
-            drain(deadline - time.monotonic(), self._expects_no_snapshot)
-
-    def _report_wait(self) -> None:
-        """Show the message once, although there may be several snapshots."""
+        self._loop.drain(_REPORT_SECONDS, self._expects_no_snapshot)
+        if self._expects_no_snapshot():
+            return
+        # Once, although there may be several snapshots.
         if not self._wait_was_reported:
             self._wait_was_reported = True
             was_signalled = self._parts.end.reason in REASONS.values()
             presses = "a second Ctrl-C" if was_signalled else "Ctrl-C twice"
             how = stop_hint(f"{presses} leaves without it")
             self._parts.progress.message(f"waiting for the last checkpoint{how}", "info")
+        self._loop.drain(deadline - time.monotonic(), self._expects_no_snapshot)
 
     def _expects_no_snapshot(self) -> bool:
         """Return whether no snapshot is expected, or its learners are silent."""
-        snapshots = self._parts.snapshots
-        if snapshots.writing or not snapshots.under_way:
-            return not snapshots.under_way
+        checkpoints = self._parts.checkpoints
+        if checkpoints.writing or not checkpoints.under_way:
+            return not checkpoints.under_way
         vitals = self._parts.hub.vitals()
         learners = [each for name, each in vitals.items() if name.startswith(LEARNER)]
         return all(each.seconds_silent > _SILENCE_SECONDS for each in learners)
 
     def _newest(self) -> Path | None:
         """The newest checkpoint, unless it was removed."""
-        newest = self._parts.snapshots.newest
+        newest = self._parts.checkpoints.newest
         return newest if newest and newest.is_dir() else None
 
     def _newest_update(self) -> int | None:
@@ -182,7 +177,7 @@ class Shutdown:
     def _check_for_failure(self) -> None:
         """Mark a run as failed if it trained or saved nothing."""
         parts, end = self._parts, self._parts.end
-        last = (parts.confirmation.outcome or {}).get("update", parts.core.updates)
+        last = (parts.evaluations.outcome or {}).get("update", parts.core.updates)
         # A goal reached while nothing works is no success.
         if end.reason == "stop_seconds" and not parts.core.has_updated:
             standstill = self._periodic_work.standstill
@@ -211,7 +206,7 @@ class Shutdown:
             **self._last_line,
             "startup_time": self._last_line["wall_time"] - self._last_line["training_time"],
             "solved": parts.end.solved_at is not None,
-            "confirmation": parts.confirmation.outcome,
+            "confirmation": parts.evaluations.outcome,
             "last_restart": parts.metrics.workers.last_restart or None,
             "wall_seconds_to_first_update": self._loop.first_update,
             "wall_seconds_to_solved": parts.end.solved_at,
@@ -284,7 +279,7 @@ class Driver:
         before: Sequence[tuple[str, Level]],
     ) -> None:
         """Make the parts of a run."""
-        listen, resume = how.listen, inherited.resume
+        listen = how.listen
         self.signal = 0  # signal received during the run; 0: none
         self._config = config
         self._directory = directory
@@ -293,22 +288,22 @@ class Driver:
         self._bound: list[str] = []  # the addresses that this driver listens at
         self._run_id = secrets.token_hex(6)
         token = listen.token if listen else secrets.token_hex(16)
-        clock = RunClock(how.started, resume)
+        clock = RunClock(how.started, inherited.resume)
         journal = Journal(progress, directory.path, self._run_id)
         # One mailbox keeps the order of all events.
         self._mailbox: Mailbox[Event] = Mailbox()
         self._monitoring = MonitoringServices(how.monitoring, token, self._mailbox.put)
         self._hub = self._make_hub(token)
         self._local = LocalWorkers(self._mailbox, self._run_id, token, how.own_code)
-        newest = resume.path if resume else None
         self._parts = parts = RunParts(
             config,
             self._hub,
             self._local,
             journal,
-            SnapshotWriter(self._mailbox, directory.checkpoints, config, clock, newest),
             clock,
             directory.path,
+            directory.checkpoints,
+            self._mailbox.put,
             inherited,
             only_local=listen is None,
             # Any thread may ask for it, so the loop reads it between other events.
@@ -368,8 +363,7 @@ class Driver:
                 self._start()
                 self._loop.run()
                 self._monitoring.ready(False)
-                self._ending.wind_down()
-                grace = self._ending.leave_seconds
+                grace = self._ending.wind_down()
             finally:
                 caught.no_more()
                 self.signal = caught.number

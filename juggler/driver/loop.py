@@ -97,9 +97,9 @@ class Loop:
         if parts.end.reached:
             return
         if parts.league:
-            parts.league.learners.forget_settled()
-        for learners in parts.learners.values():
-            for due in (learners.to_meet_again(), learners.to_begin_with_fewer()):
+            parts.league.forget_settled()
+        for module in parts.modules.values():
+            for due in (module.to_meet_again(), module.to_begin_with_fewer()):
                 if due is not None:
                     parts.happened(due)
         parts.carry_out(parts.core.issue_updates())
@@ -117,11 +117,11 @@ class Loop:
         self._periodic_work.at_steps()
         if parts.end.reached:
             return
-        if parts.confirmation.check():
+        if parts.evaluations.is_solved():
             return parts.end.stop("solved")
-        if not driver.synchronous or parts.confirmation.under_way:
+        if not driver.synchronous or parts.evaluations.confirming:
             return
-        if not parts.checkpointing.holds_up(parts.core.updates):
+        if not parts.checkpoints.holds_up(parts.core.updates):
             for module_id in parts.core.modules:
                 parts.happened(StartNextTurn(module_id))
 
@@ -137,7 +137,7 @@ class Loop:
         match event:
             case StopAsked():
                 parts.end.stop(event.reason)
-                parts.confirmation.give_up()
+                parts.evaluations.give_up_candidate()
             case StatusAsked():
                 if event.answer.set_running_or_notify_cancel():
                     event.answer.set_result(self._status.read())
@@ -148,12 +148,11 @@ class Loop:
                 parts.departures.exited(event)
             # A turn, a candidate or an evaluation may wait for it.
             case SnapshotWritten():
-                parts.snapshots.done(event)
+                parts.checkpoints.done(event)
                 if event.problem:
                     parts.progress.message(event.problem, "error")
                 elif event.path and not event.aside:
                     parts.callbacks.note("on_checkpoint", event.path)
-                parts.confirmation.written(event)
                 parts.evaluations.written(event)
             case _:
                 self._worker_events.handle(event)
@@ -163,8 +162,7 @@ class Loop:
         if self.first_update is None and parts.core.has_updated:
             self.first_update = parts.clock.now().wall
             # Not earlier: it would slow down the start, and there are no weights to play.
-            evaluates = parts.only_local and parts.config.driver.evaluation_seconds > 0
-            if not parts.end.reached and (evaluates or parts.confirmation.wants_evaluator):
+            if not parts.end.reached and parts.evaluations.wants_evaluators:
                 parts.local.start_evaluators()
 
 
@@ -262,7 +260,7 @@ def _why_not_these_learners(parts: RunParts, wanted: int) -> str:
     hosts = Counter(
         module_id
         for worker_id in parts.local.wanted(LEARNER, wanted)
-        for module_id in parts.registry.modules_of(worker_order(worker_id)[1])
+        for module_id in parts.registry.hosting.modules_of(worker_order(worker_id)[1])
     )
     try:
         _must_fit(parts, parts.local.wanted(LEARNER, wanted))
@@ -288,7 +286,7 @@ def _must_fit(parts: RunParts, learners: Sequence[str]) -> None:
         device = driver.device_name(index)
         kept = {
             each: float(registry.kept_bytes.get((device, each), 0))
-            for each in registry.modules_of(index)
+            for each in registry.hosting.modules_of(index)
         }
         kept_by |= kept
         sizes.append(sum(kept.values()))

@@ -110,7 +110,7 @@ class PeriodicWork:
                 case "look":
                     self._check_standstill()
         # One snapshot at a time; a checkpoint does not wait for consecutive evaluations.
-        if self._checkpoint_due and parts.checkpointing.begin():
+        if self._checkpoint_due and parts.checkpoints.begin():
             self._checkpoint_due = self._wait_was_reported = False
         if not self._checkpoint_due:
             parts.evaluations.begin()
@@ -123,7 +123,7 @@ class PeriodicWork:
     def _want_checkpoint(self) -> None:
         """Note that a checkpoint is due; warn once if it is impossible."""
         parts = self._parts
-        missing = parts.checkpointing.waits_for
+        missing = parts.checkpoints.waits_for
         is_old = self._checkpoint_due and parts.core.has_updated
         if is_old and missing and not self._wait_was_reported:
             self._wait_was_reported = True
@@ -139,17 +139,17 @@ class PeriodicWork:
         self.newest_line = line = {**metrics_line(parts), **more}
         parts.callbacks.metrics(line)
         renewed = self._directory.write_line(line, parts.progress)
-        parts.checkpointing.suspended = self._directory.taken
+        parts.checkpoints.suspended = self._directory.taken
         if renewed:  # in a new directory, in which the driver's address is missing
             self._announce()
             if not parts.config.driver.synchronous and not parts.end.reached:
-                parts.checkpointing.begin()
+                parts.checkpoints.begin()
         if not parts.core.has_updated and not parts.end.reached:
             parts.progress.waiting(waits_for(parts), line["wall_time"])
         else:
             parts.progress.update(line)
         # Once a second is often enough, as these look at all workers.
-        stale = [text for each in parts.stale_runners.values() for text in each.check()]
+        stale = [text for each in parts.modules.values() for text in each.stale_runners.check()]
         for text in (*stale, *self._endless.check(parts)):
             parts.progress.message(text, "warning")
         if text := self.standstill.slow_groups():
@@ -168,7 +168,7 @@ class PeriodicWork:
             else:
                 parts.progress.message(text, "warning")
             return
-        if text := parts.confirmation.overdue():
+        if text := parts.evaluations.overdue():
             parts.progress.message(text, "warning")
 
     def _check_sockets(self) -> None:
@@ -363,7 +363,7 @@ class Standstill:
                 )
                 parts.append(f"an update{of_module} needs {size} steps, and has {held}{more}")
         # Reasons that the numbers of workers do not show.
-        if self._parts.confirmation.under_way and self._config.driver.synchronous:
+        if self._parts.evaluations.confirming and self._config.driver.synchronous:
             parts.append("sampling waits for the confirmation that the run is solved")
         if self._parts.departures.last_failure:
             parts.append(f"the last failure: {self._parts.departures.last_failure}")

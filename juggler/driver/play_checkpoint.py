@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         AbstractContextManager[VectorEnv[Any, Any, Any]],
     ]
     Build = Callable[[str, Space[Any], Space[Any]], Parts]
-    from juggler.envrunner.multi_agent.line_up import Role
     from juggler.envrunner.multi_agent.module_slots import ModuleSlots
     from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs
     from juggler.policies.matches import MatchRecord, PlayedMatch
@@ -126,13 +125,24 @@ def evaluate(
         alone = not config.agents.league
         must_be_playable(found.config, config.env_runner.env, with_simulator=alone)
     factory, given = (each if callable(each) else None for each in (env, module))
-    if config.played_by:
-        _must_be_for_several(config.env_runner.env, recording is not None, explore)
+    # Some of the arguments are for one agent alone.
+    several = bool(config.played_by)
+    if several and recording is not None:
+        raise ConfigError(
+            f"the environment {config.env_runner.env} has several agents, and a Minari data set "
+            "has the steps of one: this run cannot be recorded"
+        )
+    if several and explore:
+        raise ConfigError(
+            f"the environment {config.env_runner.env} has several agents: for them, explore is for "
+            "matches between named players, with play_matches or --play"
+        )
+    # The first episodes are filmed, whichever environment plays them.
     films: list[Path] = []
     if video is not None:
         from juggler.envrunner.environments.video import record_videos, shares_of
 
-        runner, several = config.env_runner, bool(config.played_by)
+        runner = config.env_runner
         shares = shares_of(Path(video), runner.envs_per_runner, min(videos, episodes))
         films = [path for share in shares for path in share]
         factory = record_videos(runner, factory, shares, several_agents=several)
@@ -209,19 +219,6 @@ def _play_alone(
             return play(playing, policy, episodes, seed, watch, explore=explore)
     finally:
         envs.close()
-
-
-def _must_be_for_several(env: str, is_recorded: bool, explore: bool) -> None:
-    if is_recorded:
-        raise ConfigError(
-            f"the environment {env} has several agents, and a Minari data set has the steps of "
-            "one: this run cannot be recorded"
-        )
-    if explore:
-        raise ConfigError(
-            f"the environment {env} has several agents: for them, explore is for matches between "
-            "named players, with play_matches or --play"
-        )
 
 
 def _must_be_possible(seed: int, **numbers: int) -> None:
@@ -433,8 +430,7 @@ def play_matches(
         chosen = _chosen(envs.agents, players, own)
         # In a league, only the checkpoint knows all players.
         known = tuple(dict.fromkeys([*config.agents.acting_ids, *found.modules]))
-        seats = _Seats(where, known, seed)
-        modules = seats.players(envs, chosen)
+        modules = _seated(envs, chosen, seed, lambda player: _policy(player, where, known))
         watch = warns_of_endless(watch)
         played = matches.play_matches(envs, modules, episodes, seed, watch, explore=explore)
     finally:
@@ -464,66 +460,59 @@ def _chosen(
     return chosen
 
 
-class _Seats:
-    """Makes the players, each once so that it acts in batches."""
+def _seated(
+    envs: MultiAgentEnvs,
+    chosen: Mapping[str, str | Policy],
+    seed: int,
+    named: Callable[[str], Policy],
+) -> list[ModuleSlots]:
+    """Make the players, each once so that it acts in batches."""
+    from juggler.envrunner.environments.seeding import player_seed
+    from juggler.envrunner.multi_agent.line_up import Role
+    from juggler.envrunner.multi_agent.module_slots import ModuleSlots
+    from juggler.policies.policy import Policy
 
-    def __init__(self, checkpoint: Path, module_ids: tuple[str, ...], seed: int) -> None:
-        self._checkpoint, self._module_ids, self._seed = checkpoint, module_ids, seed
-
-    def players(
-        self, envs: MultiAgentEnvs, chosen: Mapping[str, str | Policy]
-    ) -> list[ModuleSlots]:
-        """Make all players: an id, path or policy for each agent."""
-        from juggler.envrunner.multi_agent.line_up import Role
-
-        number_of = {agent: k for k, group in enumerate(envs.groups) for agent in group.agents}
-        agents_of: dict[tuple[str | Policy, int], list[str]] = {}
-        for agent in envs.agents:
-            agents_of.setdefault((chosen[agent], number_of[agent]), []).append(agent)
-        made: list[ModuleSlots] = []
-        for (given, number), agents in agents_of.items():
-            # "random" may play in several groups; its name is only for messages.
-            role = Role(str(given), tuple(agents), number, envs.groups[number])
-            made.append(self._player(given, role, envs, len(made)))
-        return made
-
-    def _player(
-        self, given: str | Policy, role: Role, envs: MultiAgentEnvs, number: int
-    ) -> ModuleSlots:
-        """Make one player, whose draws depend on its number."""
-        from juggler.envrunner.environments.seeding import player_seed
-        from juggler.envrunner.multi_agent.module_slots import ModuleSlots
-        from juggler.policies.policy import Policy
-
+    number_of = {agent: k for k, group in enumerate(envs.groups) for agent in group.agents}
+    agents_of: dict[tuple[str | Policy, int], list[str]] = {}
+    for agent in envs.agents:
+        agents_of.setdefault((chosen[agent], number_of[agent]), []).append(agent)
+    made: list[ModuleSlots] = []
+    for (given, number), agents in agents_of.items():
+        # "random" may play in several groups; its name is only for messages.
+        role = Role(str(given), tuple(agents), number, envs.groups[number])
         # With one seed for all, equal policies would always act the same.
-        seed = player_seed(self._seed, number)
+        own_seed = player_seed(seed, len(made))
         if given == RANDOM:
-            return ModuleSlots.at_random(role, envs.num_envs, envs.agents, 1, seed)
-        policy = self._policy(given) if isinstance(given, str) else given
+            made.append(ModuleSlots.at_random(role, envs.num_envs, envs.agents, 1, own_seed))
+            continue
+        policy = named(given) if isinstance(given, str) else given
         if not isinstance(policy, Policy):
             raise ConfigError(
                 f"{given!r} cannot play {', '.join(role.agents)}: a player is a name, the path of "
                 "a checkpoint, or a policy from juggler.load_policy"
             )
         _must_fit(policy, given, role.spaces)
-        policy.seed(seed)
-        return ModuleSlots(role, envs.num_envs, envs.agents, policy.actor(), 1, 0)
+        policy.seed(own_seed)
+        made.append(ModuleSlots(role, envs.num_envs, envs.agents, policy.actor(), 1, 0))
+    return made
 
-    def _policy(self, player: str) -> Policy:
-        from juggler.policies.policy import load_policy
 
-        if player in self._module_ids:
-            return load_policy(self._checkpoint, module_id=player)
-        kept = run_of(self._checkpoint) / DIRECTORY  # has the copies of a league
-        if found := place_and_module(player) or place_and_module(str(kept / player)):
-            return load_policy(found[0], module_id=found[1])
-        copies = sorted(each.name for each in kept.iterdir()) if kept.is_dir() else []
-        known = dict.fromkeys([*self._module_ids, *copies, RANDOM])
-        kinds = "a module or a copy" if copies else "a module"
-        raise ConfigError(
-            f"{player!r} is neither {kinds} of this run nor the path of a checkpoint"
-            f"{nearest(player, known)}"
-        )
+def _policy(player: str, checkpoint: Path, module_ids: Sequence[str]) -> Policy:
+    """Load a named player: a module, a copy, or another checkpoint."""
+    from juggler.policies.policy import load_policy
+
+    if player in module_ids:
+        return load_policy(checkpoint, module_id=player)
+    kept = run_of(checkpoint) / DIRECTORY  # has the copies of a league
+    if found := place_and_module(player) or place_and_module(str(kept / player)):
+        return load_policy(found[0], module_id=found[1])
+    copies = sorted(each.name for each in kept.iterdir()) if kept.is_dir() else []
+    known = dict.fromkeys([*module_ids, *copies, RANDOM])
+    kinds = "a module or a copy" if copies else "a module"
+    raise ConfigError(
+        f"{player!r} is neither {kinds} of this run nor the path of a checkpoint"
+        f"{nearest(player, known)}"
+    )
 
 
 def _must_fit(policy: Policy, player: str | Policy, group: AgentGroup) -> None:

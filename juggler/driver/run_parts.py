@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from google.protobuf.message import Message
 
@@ -15,8 +14,8 @@ from juggler.driver.agent_tables import trained_now
 from juggler.driver.callbacks import Callback, Callbacks, ChangedValues, Run
 from juggler.driver.checkpoint.first_weights import FirstWeights, FrozenModule
 from juggler.driver.checkpoint.snapshots import (
-    Checkpointing,
-    SnapshotWriter,
+    Checkpoints,
+    SnapshotWritten,
     core_of,
     metrics_of,
     restores,
@@ -25,17 +24,13 @@ from juggler.driver.config import RunConfig
 from juggler.driver.core.events import Command, Event
 from juggler.driver.reporting.wording import Progress
 from juggler.driver.run_end import RunClock, RunEnd
-from juggler.driver.workers.command_sender import CommandSender, ConnectorState
-from juggler.driver.workers.evaluations import (
-    BestCheckpoint,
-    Confirmation,
-    Evaluators,
-    PeriodicEvaluations,
-)
+from juggler.driver.workers.command_sender import CommandSender
+from juggler.driver.workers.evaluations import Evaluations
 from juggler.driver.workers.league_run import LeagueRun
 from juggler.driver.workers.local_workers import LocalWorkers
 from juggler.driver.workers.trained_modules import TrainedModules
 from juggler.driver.workers.worker_registry import Departures, LeavingLearners, WorkerRegistry
+from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.envrunner.setup import ActingSetup
 from juggler.runtime.actors.hub import Hub, Worker
 from juggler.runtime.actors.worker import to_json
@@ -68,8 +63,10 @@ class FrozenParts:
         self, module_id: str, setup: ActingSetup, tree: Mapping[str, Tree] | None = None
     ) -> None:
         """Send a player to workers that play, with its weights if given."""
-        self._awaited[module_id] = set(self._registry.env_runners())
-        for worker in self._registry.acting_workers():
+        workers = self._registry.acting_workers()
+        # Matches wait for EnvRunners alone.
+        self._awaited[module_id] = {each for each in workers if each.role == ENVRUNNER}
+        for worker in workers:
             parts = () if tree is None else restores(module_id, tree, {})
             added = training_pb2.AddPlayer(module_id=module_id, config=to_json(setup))
             self.append(worker, chain(parts, [added]))
@@ -98,10 +95,14 @@ class FrozenParts:
         """Send a worker its next part, if there is one."""
         queue = self._to_send.get(worker, deque())
         while queue:
-            if (message := next(queue[0], None)) is not None:
+            if (message := next(queue[0], None)) is None:
+                queue.popleft()
+                continue
+            self._commands.send(worker, message)
+            # An evaluation takes long, and limits nothing.
+            if not isinstance(message, training_pb2.Evaluate):
                 self._on_its_way.add(worker)
-                return self._commands.send(worker, message)
-            queue.popleft()
+                return
         self._on_its_way.discard(worker)
 
     def left(self, worker: Worker) -> None:
@@ -128,6 +129,8 @@ class RunParts:
     Each part changes only through its own methods.
 
     Args:
+        checkpoints: directory of the run's checkpoints.
+        written: called, in another thread, with each written checkpoint.
         only_local: all workers are processes of this host that the driver starts.
         stop: asks the loop, from any thread, to end the run for a reason.
     """
@@ -138,17 +141,17 @@ class RunParts:
         hub: Hub,
         local: LocalWorkers,
         progress: Progress,
-        snapshots: SnapshotWriter,
         clock: RunClock,
         run_dir: Path,
+        checkpoints: Path,
+        written: Callable[[SnapshotWritten], object],
         inherited: InheritedState = InheritedState(),
         only_local: bool = True,
         callbacks: Sequence[Callback] = (),
         stop: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.config, self.run_dir, self.hub, self.local = config, run_dir, hub, local
-        self.progress, self.snapshots, self.clock = progress, snapshots, clock
-        self.only_local = only_local
+        self.progress, self.clock, self.only_local = progress, clock, only_local
         self.end = RunEnd(clock)
         resume, beginning = inherited.resume, inherited.beginning
         self.core = core_of(config, resume)
@@ -169,29 +172,20 @@ class RunParts:
             frozen=dict(inherited.frozen),
             trained=trained,
         )
-        # By module id, the state of the EnvRunners' connectors
-        self.connectors: dict[str, ConnectorState] = {}
         self.league: LeagueRun | None = None  # the league of the run; None: it has no league
         # These parts reach each other through this object.
         self.commands = CommandSender(self)
+        newest = resume.path if resume else None
+        self.checkpoints = Checkpoints(self, checkpoints, written, newest)
         # The weights of modules that are not trained, on their way to EnvRunners
         self.frozen_parts = FrozenParts(self)
         self.trained = TrainedModules(self, resume, beginning)
-        self.learners = self.trained.learners
-        self.stale_runners = self.trained.stale_runners
+        self.modules = self.trained.modules
         self.leaving_learners = LeavingLearners(self)
         if config.agents.league:
             self.league = LeagueRun(self, resume, beginning)
-        self.checkpointing = Checkpointing(self)
-        evaluators = Evaluators(self)
-        self.evaluations = PeriodicEvaluations(self, evaluators, BestCheckpoint(run_dir))
-        self.confirmation = Confirmation(self, evaluators)
+        self.evaluations = Evaluations(self)
         self.departures = Departures(self)
-
-    def more_counters(self) -> dict[str, Any]:
-        """Return the run's counters for a checkpoint, other than its books."""
-        league = self.league.counters() if self.league else {}
-        return {**league, **self.values.to_state()}
 
     def happened(self, event: Event) -> None:
         """Book an event in the core, and send the resulting commands."""

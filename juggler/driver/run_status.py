@@ -29,7 +29,7 @@ class StatusReader:
     newest_line: Callable[[], Mapping[str, Any]]
 
     def read(self) -> status_pb2.RunStatus:
-        parts, histories = self.parts, self.parts.metrics.workers
+        parts, core, histories = self.parts, self.parts.core, self.parts.metrics.workers
         rates = histories.rates()
         status = status_pb2.RunStatus(
             run_id=self.run_id,
@@ -40,7 +40,12 @@ class StatusReader:
             # Numbers of the run are in its metrics; the rest changes faster, or is for operators.
             metrics=json.dumps(to_json(self.newest_line())),
             updates=parts.metrics.updates,
-            queues=self._queues(),
+            queues=status_pb2.Queues(
+                requests_in_flight=core.requests_in_flight,
+                updates_in_flight=core.updates_in_flight,
+                queued_batches=core.held_batches,
+                queued_steps=core.held_steps,
+            ),
             staleness=_histogram(parts.metrics.staleness),
             sample_request_seconds=_histogram(parts.commands.sample_request_seconds),
             update_seconds=_histogram(parts.commands.update_seconds),
@@ -61,22 +66,13 @@ class StatusReader:
         """Describe what the run is doing, also while it writes no metrics."""
         parts = self.parts
         ending = parts.end.reached
-        # An asynchronous run trains while a candidate is played. `under_way` may give one up, as
+        # An asynchronous run trains while a candidate is played. `confirming` may give one up, as
         # each look at it may.
-        if (ending or parts.config.driver.synchronous) and parts.confirmation.under_way:
+        if (ending or parts.config.driver.synchronous) and parts.evaluations.confirming:
             return "confirming that the run is solved"
-        if ending and parts.snapshots.under_way:
+        if ending and parts.checkpoints.under_way:
             return "writing the last checkpoint"
         return parts.end.reason or "training"
-
-    def _queues(self) -> status_pb2.Queues:
-        core = self.parts.core
-        return status_pb2.Queues(
-            requests_in_flight=core.requests_in_flight,
-            updates_in_flight=core.updates_in_flight,
-            queued_batches=core.held_batches,
-            queued_steps=core.held_steps,
-        )
 
     def _worker(
         self, history: WorkerHistory, rate: float, vitals: Vitals | None

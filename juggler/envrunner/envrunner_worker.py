@@ -26,7 +26,7 @@ from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.envrunner.stage import SingleAgentStage, Stage, UserCode
 from juggler.runtime.actors.attachment import Attachment, Contact
 from juggler.runtime.actors.worker import Inbox, attach_and_run
-from juggler.runtime.connectors.mergeable_state import check, from_bytes
+from juggler.runtime.connectors.mergeable_state import from_bytes
 from juggler.runtime.datasets.dataset import Dataset
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
@@ -251,14 +251,8 @@ class EnvRunner(SamplingWorker):
 
     def _evaluate(self, _: int, command: training_pb2.Evaluate) -> training_pb2.Evaluation:
         assert self._stage is not None
-        trees: Mapping[str, Tree] = {}
-        if command.checkpoint:
-            trees, version = self._checkpoint(command)
-            self._stage.load_trees(trees)
-            for streams in self._streams.values():
-                streams.version = None  # the learner's weights have to be loaded again
-        else:
-            version = self._use_newest(command.connector_state)
+        trees = self._frozen.pop_checkpoint()
+        self._stage.load_trees(trees)
         # The same seed plays the same episodes, even after others.
         seed_process(command.seed)
         goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
@@ -274,7 +268,7 @@ class EnvRunner(SamplingWorker):
             assert self._setup_received is not None
             own = self._env_factory, self._own_code, self._warn
             film(command, trees, self._setup_received, *own, self._attachment.progresses)
-        return played.message(version.message())
+        return played.message(command.version)
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -289,20 +283,3 @@ class EnvRunner(SamplingWorker):
     def _load(self, module_id: str, weights: Tree) -> None:
         assert self._stage is not None
         self._stage.load(module_id, weights)
-
-    def _use_newest(self, connector_state: bytes) -> Version:
-        """Let all modules use their newest weights -> the oldest version."""
-        assert self._stage is not None
-        versions = []
-        for module_id, streams in self._streams.items():
-            load = partial(self._load, module_id)
-            removed = partial(self._is_waiting, streams, training_pb2.RemovePlayer)
-            if streams.act_on(Version(0, 0), removed, load) and streams.version:
-                versions.append(streams.version)
-        if not versions:
-            raise RuntimeError("no weights to evaluate: this run has no learner")
-        learned = from_bytes(connector_state) if connector_state else {}
-        for module_id in self._streams:
-            if state := check(learned.get(module_id, {})):
-                self._stage.set_connector_state(module_id, state)
-        return min(versions)

@@ -30,13 +30,9 @@ from juggler.envrunner.stage import UserCode
 from juggler.runtime.actors.attachment import Attachment, Contact
 from juggler.runtime.actors.resources import keep_freed_memory
 from juggler.runtime.actors.worker import CommandLoop, Inbox, from_json
-from juggler.runtime.checkpoints.checkpoint import read
-from juggler.runtime.checkpoints.weights import playing_trees
 from juggler.runtime.connectors.mergeable_state import to_bytes
 from juggler.runtime.episodes.batch import EpisodeBatch
-from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeSender
-from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
 
 #: Names of this function in OpenBLAS, and in NumPy's wheels.
@@ -245,13 +241,6 @@ class SamplingWorker(ABC):
         """Return whether the loop ends, or a command about this module waits."""
         mine = streams.module_id
         return any(self._loop.waits(kind, lambda each: each.module_id == mine) for kind in kinds)
-
-    def _checkpoint(self, command: training_pb2.Evaluate) -> tuple[Mapping[str, Tree], Version]:
-        """Return weights and connectors of a checkpoint's modules, and its version."""
-        if command.HasField("version"):
-            return self._frozen.pop_checkpoint(), Version.of(command.version)
-        saved = read(command.checkpoint)
-        return playing_trees(saved), Version(*saved.version)
 
     def _acts_with(self, module_id: str, acting: ActingSetup) -> None:
         if acting.digest:

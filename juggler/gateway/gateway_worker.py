@@ -40,8 +40,6 @@ from juggler.runtime.actors.credentials import read_token
 from juggler.runtime.actors.endpoints import join_address, split_address
 from juggler.runtime.actors.tls import read_tls
 from juggler.runtime.actors.worker import Inbox, attach_and_run
-from juggler.runtime.checkpoints.checkpoint import CONNECTORS
-from juggler.runtime.checkpoints.weights import WEIGHTS
 from juggler.runtime.connectors.mergeable_state import from_bytes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.trees import Tree
@@ -49,7 +47,7 @@ from juggler.runtime.wire.v1 import training_pb2
 
 #: Why a gateway has not played an evaluation to its end.
 NO_SIMULATOR = "no simulator was connected that lets its gateway act"
-NO_WEIGHTS = "the league's first player, {!r}, has no learner, or is newer than the checkpoint"
+NO_WEIGHTS = "the league's first player, {!r}, is newer than the checkpoint"
 #: How often to check for weights that a request waits for.
 _LOOK_SECONDS = 0.005
 #: Number of rows that may begin: one per agent, without a limit.
@@ -290,15 +288,11 @@ class GatewayRunner(SamplingWorker):
                         evaluation.given_up = "the driver has cancelled it"
             self._server.wake()
             return training_pb2.Evaluation()
-        if command.checkpoint or command.HasField("version"):
-            trees, version = self._checkpoint(command)
-        else:
-            trees, version = self._newest(command)
-        # A league's player may have lost its learner, or have come after the checkpoint.
+        trees = self._frozen.pop_checkpoint()
+        # A league's player may have come after the checkpoint.
         league = self._casting.league
         if league is not None and league.first not in trees:
             return training_pb2.Evaluation(why_fewer=NO_WEIGHTS.format(league.first))
-        command.version.CopyFrom(version.message())
         goal = Goal(command.goal.mean, command.goal.best) if command.HasField("goal") else None
         # Built in this thread, because simulators must not wait for it.
         actors = {
@@ -320,23 +314,6 @@ class GatewayRunner(SamplingWorker):
         """Return whether evaluations play with this player."""
         league = self._casting.league
         return player.module_id != RANDOM if league is None else player.module_id == league.first
-
-    def _newest(self, command: training_pb2.Evaluate) -> tuple[dict[str, Tree], Version]:
-        """Return a league's first player as in a checkpoint.
-
-        It has its newest weights. {}: it has no learner.
-        """
-        module_id, newest = self._of_league().first, list[Tree]()
-        streams = self._streams[module_id]
-        streams.version = None  # an earlier evaluation may have had the same weights
-        # A learner that leaves during the wait will never send weights.
-        changes = (training_pb2.Learners, training_pb2.RemovePlayer)
-        gone = partial(self._is_waiting, streams, *changes)
-        if not streams.act_on(Version(0, 0), gone, newest.append):
-            return {}, Version(0, 0)
-        learned = from_bytes(command.connector_state) if command.connector_state else {}
-        tree: Tree = {WEIGHTS: newest[0], CONNECTORS: learned.get(module_id, {})}
-        return {module_id: tree}, streams.version or Version(0, 0)
 
     def _continue_evaluation(self) -> None:
         """Start the next evaluation, or report a finished one."""

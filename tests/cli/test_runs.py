@@ -31,7 +31,7 @@ from juggler.driver.driver_config import AgentsConfig
 from juggler.driver.league.results import Payoffs
 from juggler.driver.league.roster import Player
 from juggler.driver.monitoring import plain_status
-from juggler.driver.play_checkpoint import PlayedMatches, _Seats
+from juggler.driver.play_checkpoint import PlayedMatches, _policy
 from juggler.driver.reporting.run_directory import RunDirectoryError
 from juggler.driver.watching.page_server import PageApplication, _id_of
 from juggler.policies.matches import PlayedMatch
@@ -733,7 +733,6 @@ def test_more_than_two_sides_are_told(league_checkpoint: Checkpoint) -> None:
 def test_copies_are_among_those_who_can_be_named(league_checkpoint: Checkpoint) -> None:
     assert league_checkpoint.path is not None
     (league_checkpoint.path.parents[1] / "frozen" / "main-0-v1").mkdir(parents=True)
-    seats = _Seats(league_checkpoint.path, ("main-0",), 0)
     told = "neither a module or a copy of this run .*: known are main-0, main-0-v1, random$"
     with pytest.raises(ConfigError, match=told):
-        seats._policy("xyz")
+        _policy("xyz", league_checkpoint.path, ("main-0",))

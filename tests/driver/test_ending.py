@@ -125,7 +125,7 @@ def test_the_last_checkpoint_of_a_synchronous_run_waits_for_no_turn(tmp_path: Pa
     episodes = world.parts.metrics.episodes
     wind_down(world, "interrupted", answer)
     assert len(snapshots) == 1
-    assert world.snapshots.writing, "all of the learner's state has come"
+    assert world.parts.checkpoints.writing, "all of the learner's state has come"
     assert world.parts.metrics.episodes == episodes
 
 

@@ -19,8 +19,9 @@ from support.gateway_world import (
 
 from juggler.client import AgentsSession, GatewayError
 from juggler.client.space_values import Values
-from juggler.envrunner import learner_streams
+from juggler.driver.checkpoint.snapshots import restores
 from juggler.envrunner.multi_agent.line_up import line_ups_of
+from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -277,7 +278,7 @@ def ask(world: AgentsWorld, *line_ups: tuple[int, str, str], **at_least: int) ->
     """Request a round with line-ups: an id, column's player and row's player."""
     requests = world.requests(**(at_least or {"main": 0}))
     for match_id, *players in line_ups:
-        requests[0].line_ups.add(match_id=match_id, attempt=1, players=players)
+        requests[0].line_ups.add(match_id=match_id, players=players)
     world.driver.tell(*requests)
     known = world.runner._casting.league
     ids = {each[0] for each in line_ups}
@@ -287,7 +288,6 @@ def ask(world: AgentsWorld, *line_ups: tuple[int, str, str], **at_least: int) ->
 def results(receipts: Mapping[str, training_pb2.Receipt]) -> dict[int, list[float]]:
     """Returns of column and row by the id of ended matches."""
     ended = [match for receipt in receipts.values() for match in receipt.matches]
-    assert all(match.attempt == 1 for match in ended)
     assert len({match.match_id for match in ended}) == len(ended)
     return {match.match_id: list(match.returns) for match in ended}
 
@@ -392,22 +392,31 @@ def test_a_simulator_without_all_agents_of_a_league_is_refused(make_world: Make)
 MAIN_MAIN = {"column": 1, "row": 1}  # with weights of update 1
 
 
+def evaluate(world: AgentsWorld, episodes: int, **actions: int) -> None:
+    """Have the gateway evaluate weights that choose these actions."""
+    for module_id, action in actions.items():
+        tree = {"weights": {"scale": np.full((), action, np.float32)}, "connectors": {}}
+        for part in restores(module_id, tree, {}):
+            world.driver.ask(part, attach_pb2.Done)
+    version = Version(1, max(actions.values())).message()
+    world.driver.tell(training_pb2.Evaluate(episodes=episodes, version=version))
+
+
 def test_the_first_player_of_a_league_plays_evaluations_beside_the_matches(
     make_world: Make,
 ) -> None:
     world = league(make_world, steps=2, environments=4)
     with world.connect(*AGENTS) as session, world.connect(*AGENTS) as other:
         world.begin()
-        world.learners["main"].publish(1)
-        ask(world, (1, "main", "old"), (2, "old", "main"), main=1)
-        world.driver.tell(training_pb2.Evaluate(episodes=2))
+        ask(world, (1, "main", "old"), (2, "old", "main"), main=0)
+        evaluate(world, 2, main=1)
         world.changes.wait_for(lambda: world.runner._server.manager.evaluations.running)
         assert session.step({name: see(0, 0) for name in AGENTS}) == MAIN_MAIN
-        assert episode(other, 1) == {"column": 1, "row": 2}, "match 1, as half may play"
+        assert episode(other, 1) == {"column": 0, "row": 2}, "match 1, as half may play"
         assert session.step(rewards={"row": 3.0, "column": -3.0}, terminated=True) == {}
         assert episode(session, 2) == MAIN_MAIN
         done = world.driver.hear(training_pb2.Evaluation)
-        assert episode(session, 3, steps=3) == {"column": 2, "row": 1}, "match 2"
+        assert episode(session, 3, steps=3) == {"column": 2, "row": 0}, "match 2"
         receipts = world.receipts("main")
     assert (done.version.update, [*done.episode_lengths]) == (1, [1, 2])
     returns = {(each.agent, each.module_id): [*each.returns] for each in done.agent_returns}
@@ -426,7 +435,7 @@ def test_an_evaluation_ends_with_its_player_and_the_next_one_is_played_by_anothe
         world.begin()
         world.add_player("new")  # chooses 1
         for _ in range(2):  # the second one waits, and has no player any more
-            world.driver.tell(training_pb2.Evaluate(episodes=5))
+            evaluate(world, 5, main=0, new=1)
         evaluations = world.runner._server.manager.evaluations
         world.changes.wait_for(
             lambda: evaluations.running is not None and len(world.runner._evaluations) == 2
@@ -440,26 +449,8 @@ def test_an_evaluation_ends_with_its_player_and_the_next_one_is_played_by_anothe
         assert all("'main' left" in each.why_fewer for each in given_up)
         assert session.step(rewards=dict.fromkeys(AGENTS, 5.0), terminated=True) == {}
         world.changes.wait_for(lambda: "main" not in world.runner._players)
-        world.driver.tell(training_pb2.Evaluate(episodes=1))
+        evaluate(world, 1, main=0, new=1)
         world.changes.wait_for(lambda: world.runner._server.manager.evaluations.running)
         assert episode(session, 2) == MAIN_MAIN
         done = world.driver.hear(training_pb2.Evaluation)
         assert [each.module_id for each in done.agent_returns] == ["new", "new"]
-
-
-def test_an_evaluation_does_not_wait_for_weights_of_a_learner_that_has_left(
-    make_world: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(learner_streams, "FIRST_WEIGHTS_SECONDS", 1.0)
-    world = league(make_world)
-    with world.connect(*AGENTS):
-        world.begin()
-        dead = world.learners["main"].message()
-        dead.learners[0].incarnation, dead.learners[0].addresses[:] = "two", ["unix:/nowhere"]
-        world.driver.ask(dead, attach_pb2.Done)
-        nobody = training_pb2.Learners(module_id="main", generation=3)
-        world.driver.tell(training_pb2.Evaluate(episodes=1), nobody)
-        done = world.driver.hear(training_pb2.Evaluation)
-        assert not done.episode_returns
-        assert "first player, 'main', has no learner" in done.why_fewer, "and not: no simulator"
-        world.driver.hear(attach_pb2.Done)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -208,8 +209,8 @@ def test_ppo_refuses_logged_data_and_says_why() -> None:
 def why_not(algorithm: str) -> str:
     """As a gateway of a run with that algorithm says."""
     registry = WorkerRegistry(RunConfig.from_flat({"algorithm": algorithm}))
-    worker: Any = type("Worker", (), {"role": "envrunner", "index": 0})
-    told = from_json(registry._config_for(worker), EnvRunnerSetup)
+    about = {"role": "envrunner", "index": 0, "worker_id": "envrunner-0"}
+    told = from_json(registry._setup(cast(Any, SimpleNamespace(**about))).config, EnvRunnerSetup)
     return _why_not_logged(told.modules["default"])
 
 

@@ -14,7 +14,7 @@ from support import runtime_world
 from support.runtime_world import History, play, search, simulated_run
 from support.simulation import Violation
 
-from juggler.driver.workers.worker_events import LearnerEvents
+from juggler.driver.workers.worker_events import WorkerEvents
 from juggler.envrunner.envrunner_worker import EnvRunner
 from juggler.learner.group.peers import Peers
 from juggler.learner.process.hosted_module import Membership
@@ -100,7 +100,7 @@ def _groups_of_the_past_are_formed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _a_failed_update_brings_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new member reports its weights; the group's seem impossible."""
-    updated, made = LearnerEvents.updated, LearnerEvents._made
+    updated, made = WorkerEvents._updated, WorkerEvents._made
 
     def heard(self: Any, worker: Any, done: Any) -> None:
         self.said = Version.of(done.version)
@@ -109,8 +109,8 @@ def _a_failed_update_brings_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def booked(self: Any, update: Any, metrics: Any) -> None:
         made(self, replace(update, version=self.said), metrics)
 
-    monkeypatch.setattr(LearnerEvents, "updated", heard)
-    monkeypatch.setattr(LearnerEvents, "_made", booked)
+    monkeypatch.setattr(WorkerEvents, "_updated", heard)
+    monkeypatch.setattr(WorkerEvents, "_made", booked)
 
 
 def _first_weights_are_due_soon(monkeypatch: pytest.MonkeyPatch) -> None:

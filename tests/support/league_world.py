@@ -81,10 +81,10 @@ def line_up(league: League) -> AssignLineUp:
     return command
 
 
-def finished(assigned: AssignLineUp, *returns: float) -> tuple[int, int, dict[str, float], int]:
+def finished(assigned: AssignLineUp, *returns: float) -> tuple[int, dict[str, float], int]:
     """What `League.finish_match` takes."""
     by_agent = dict(zip(assigned.players, returns, strict=True))
-    return assigned.match_id, assigned.attempt, by_agent, 1
+    return assigned.match_id, by_agent, 1
 
 
 def asking(inner: LeagueBuilder | None = None, **keys: Any) -> tuple[League, Asking]:

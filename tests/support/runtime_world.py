@@ -22,7 +22,6 @@ from unittest import mock
 import numpy as np
 import torch
 
-from juggler.driver.checkpoint.snapshots import SnapshotWriter
 from juggler.driver.config import RunConfig
 from juggler.driver.core import events
 from juggler.driver.loop import Loop
@@ -122,15 +121,15 @@ class RuntimeWorld:
         loop.create_task(self.hub.watch())
         self.asyncio_loop = loop
         config = _config(history)
-        clock = RunClock(0.0)
         self.parts = RunParts(
             config,
             self.hub,
             cast(Any, self),
             Progress(),
-            SnapshotWriter(Mailbox(), directory, config, clock, None),
-            clock,
+            RunClock(0.0),
             directory,
+            directory,
+            lambda _: None,
             only_local=True,
         )
         if history.learners > 1:

@@ -14,7 +14,7 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 
 from juggler.driver.checkpoint.first_weights import FirstWeights, FrozenModule
-from juggler.driver.checkpoint.snapshots import SnapshotWriter, SnapshotWritten
+from juggler.driver.checkpoint.snapshots import SnapshotWritten
 from juggler.driver.config import RunConfig
 from juggler.driver.league.builders import register_builder
 from juggler.driver.league.league_builder import LeagueBuilder
@@ -120,7 +120,6 @@ class WorkersWorld:
         self.written: Mailbox[Any] = Mailbox()
         config = RunConfig.from_flat({**SHAPE, "batch_size": 20, "num_env_runners": 1, **keys})
         clock = RunClock(0.0)
-        self.snapshots = SnapshotWriter(self.written, directory, config, clock, None)
         # Without any, no process here is local, so the local workers are asked for nothing.
         self._are_local = local is not None
         local = local or cast(LocalWorkers, _NobodyIsLocal())
@@ -131,9 +130,10 @@ class WorkersWorld:
             hub,
             local,
             self.told,
-            self.snapshots,
             clock,
             directory,
+            directory,
+            self.written.put,
             InheritedState(resume, beginning or {}, frozen or {}),
             only_local=only_local,
         )
@@ -189,7 +189,7 @@ class WorkersWorld:
     def on_disk(self) -> SnapshotWritten:
         """The writer's report to the driver about a complete state."""
         (written,) = self.written.gather(timeout=30)
-        self.snapshots.done(written)
+        self.parts.checkpoints.done(written)
         return written
 
     def snapshots_asked(self) -> int:
@@ -272,7 +272,7 @@ class WorkersWorld:
         return self._hub.silences
 
     def ask_for_a_snapshot(self) -> int:
-        assert self.parts.checkpointing.begin()
+        assert self.parts.checkpoints.begin()
         return self.asked(self.learner, training_pb2.Snapshot)[-1][0]
 
     def why_dismissed(self, worker: Worker) -> str:
@@ -524,7 +524,7 @@ class Changing(World):
 
     def checkpoint(self, before_the_last: Callable[[], None] = lambda: None) -> Checkpoint:
         """A checkpoint of these modules' states; the first comes last."""
-        assert self.parts.checkpointing.begin()
+        assert self.parts.checkpoints.begin()
         states = self.asked(self.learner, training_pb2.Snapshot)
         states = [each for each in states if not each[1].whole and each[0] not in self.answered]
         for command_id, asked in reversed(states):
@@ -540,7 +540,7 @@ class Changing(World):
             for chunk in encode_frame(header, state, digest=True):
                 self.reply(self.learner, command_id, any_pb2.Any(value=chunk))
         (written,) = self.written.gather(5.0)
-        self.snapshots.done(written)
+        self.parts.checkpoints.done(written)
         assert written.path is not None, written.problem
         return read(written.path)
 

@@ -339,7 +339,7 @@ def test_a_league_of_simulators_hears_of_each_match_once(place: Place) -> None:
     state = read(run_dir).counters["league"]
     finished, odd = divmod(sum(each["matches"] for each in state["means"]), 2)
     assert not odd
-    # The others are assigned, to gateways with at most this many.
-    assert 0 <= state["next_match_id"] - finished <= 2 * (4 + 64)
+    # The others are assigned, to gateways with at most this many, or were the lost gateway's.
+    assert 0 <= state["next_match_id"] - finished <= 3 * (4 + 64)
     assert 1_000 < finished <= begun, "none twice"
     assert re.search(r"no longer has the simulator .*NOT_FINITE", run.output)

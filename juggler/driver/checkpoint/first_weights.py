@@ -35,7 +35,7 @@ from juggler.runtime.checkpoints.weights import (
     tree_digest,
     weights_of,
 )
-from juggler.runtime.connectors.config import ConnectorsConfig, Piece, Place
+from juggler.runtime.connectors.config import ConnectorsConfig, Place
 from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.import_by_name import given_or_named
@@ -79,20 +79,13 @@ class _Origin:
     module_id: str  # of a module there
     first: FirstWeights  # without the state of connectors
 
-    def pieces(self, place: Place) -> list[Piece]:
-        """Return a pipeline of the module."""
+    def connectors(self) -> ConnectorsConfig:
+        """Return the connectors of the module."""
         try:
             before = self.checkpoint.config_of(self.module_id).get("connectors", {})
-            return list(ConnectorsConfig.parse(before).pipeline(place))
+            return ConnectorsConfig.parse(before)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the connectors of {self.checkpoint.path}: {error}") from error
-
-    def learned(self) -> State:
-        """Return the learned state of its connectors."""
-        try:
-            return connector_state(self.checkpoint, self.module_id)
-        except CheckpointError as error:
-            raise ConfigError(f"{self.first.source}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,13 +130,18 @@ class FirstCheckpoints:
         found: dict[str, FirstWeights] = {}
         warnings = dict.fromkeys(self.other[0].problems if self.other else ())
         for module_id, each in origins.items():
-            pipelines = config.of(module_id).connectors.parsed()
+            before, now = each.connectors(), config.of(module_id).connectors.parsed()
             changed = [
-                place for place in _PLAYING if each.pieces(place) != list(pipelines.pipeline(place))
+                place for place in _PLAYING if [*before.pipeline(place)] != [*now.pipeline(place)]
             ]
+            found[module_id] = each.first
             # Statistics belong to the connectors that gathered them.
-            keeps = each.first.whole and "env_to_module" not in changed
-            found[module_id] = replace(each.first, learned=each.learned() if keeps else {})
+            if each.first.whole and "env_to_module" not in changed:
+                try:
+                    learned = connector_state(each.checkpoint, each.module_id)
+                except CheckpointError as error:
+                    raise ConfigError(f"{each.first.source}: {error}") from error
+                found[module_id] = replace(each.first, learned=learned)
             alone = each.first.selectable and len(origins) == 1
             which = "" if alone else f" of module {each.module_id!r}"
             for place in changed:
@@ -164,7 +162,10 @@ class FirstCheckpoints:
     def rescaled(self, config: RunConfig) -> dict[str, bool]:
         """Return by module id whether its source used rescale_actions."""
         return {
-            module_id: any(piece.use == "rescale_actions" for piece in each.pieces("module_to_env"))
+            module_id: any(
+                piece.use == "rescale_actions"
+                for piece in each.connectors().pipeline("module_to_env")
+            )
             for module_id, each in self._by_module(config).items()
         }
 
@@ -326,17 +327,6 @@ class FrozenModule:
         """Write its checkpoint into the directory of a run."""
         write(run_dir / DIRECTORY / self.module_id, self.checkpoint, keep=1)
 
-    def must_fit(self, agent: str, group: FoundGroup) -> None:
-        """Check that the module knows the spaces of an agent."""
-        other = group.other_space(self.checkpoint.spaces_of(self.source))
-        if other is not None:
-            side, needs, has = other
-            where = f"module {self.source!r} of {self.checkpoint.path}"
-            raise ConfigError(
-                f"modules.{self.module_id}: {where} cannot play agent {agent!r}: its {side} "
-                f"space is {needs}, and the agent's is {has}"
-            )
-
 
 def frozen_modules(config: RunConfig, run_dir: Path | None = None) -> dict[str, FrozenModule]:
     """Read modules that are not trained; a resumed run has kept them.
@@ -384,11 +374,17 @@ def must_fit(
     config: RunConfig, frozen: Mapping[str, FrozenModule], groups: Sequence[FoundGroup]
 ) -> None:
     """Check that modules know the spaces of their agents."""
-    for group in groups:
-        for agent in group.agents:
-            for module_id in config.played_by[agent]:
-                if module_id in frozen:
-                    frozen[module_id].must_fit(agent, group)
+    group_of = {agent: group for group in groups for agent in group.agents}
+    for agent, group in group_of.items():
+        for module in (frozen[each] for each in config.played_by[agent] if each in frozen):
+            other = group.other_space(module.checkpoint.spaces_of(module.source))
+            if other is not None:
+                side, needs, has = other
+                where = f"module {module.source!r} of {module.checkpoint.path}"
+                raise ConfigError(
+                    f"modules.{module.module_id}: {where} cannot play agent {agent!r}: its {side} "
+                    f"space is {needs}, and the agent's is {has}"
+                )
 
 
 def parts_in(

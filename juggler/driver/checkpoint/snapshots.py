@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -28,10 +28,9 @@ from juggler.driver.reporting.metrics import (
     Metrics,
     ModuleMetrics,
 )
-from juggler.driver.run_end import RunClock, Times
+from juggler.driver.run_end import Times
 from juggler.driver.workers.command_sender import ConnectorState
 from juggler.driver.workers.module_setups import spaces_of_environment
-from juggler.runtime.actors.hub import Mailbox
 from juggler.runtime.checkpoints.checkpoint import (
     CONNECTORS,
     PIPELINES,
@@ -58,12 +57,13 @@ def core_of(config: RunConfig, resume: Checkpoint | None) -> DriverCore:
     trained = trained_now(config, resume.counters if resume else None)
     together = config.agents.trained_together
     hosting = ModulePlacement(config, trained)
-    starts = {
-        module_id: _start_of(
-            settings_for(config, settings_of, hosting.processes_of(module_id)), module_id, resume
-        )
-        for module_id, settings_of in trained.items()
-    }
+    starts = {}
+    for module_id, settings_of in trained.items():
+        settings = settings_for(config, settings_of, hosting.processes_of(module_id))
+        starts[module_id] = ModuleStart(settings)
+        if resume is not None and not is_without(resume, module_id):
+            books = books_in(resume, module_id)
+            starts[module_id] = ModuleStart(settings, *resume.version_of(module_id), books)
     stop_steps = config.driver.stop_steps
     if resume is None:
         return DriverCore(starts, 1, together, stop_steps=stop_steps)
@@ -93,13 +93,6 @@ def settings_for(config: RunConfig, settings_of: str, num_learners: int) -> Modu
 def is_without(checkpoint: Checkpoint, module_id: str) -> bool:
     """Return whether a checkpoint is older than a module."""
     return bool(checkpoint.config.get("league")) and module_id not in checkpoint.module_ids
-
-
-def _start_of(settings: ModuleSettings, module_id: str, resume: Checkpoint | None) -> ModuleStart:
-    if resume is None or is_without(resume, module_id):
-        return ModuleStart(settings)
-    counters = books_in(resume, module_id)
-    return ModuleStart(settings, *resume.version_of(module_id), counters)
 
 
 def metrics_of(resume: Checkpoint | None) -> Metrics:
@@ -387,80 +380,169 @@ class _ModuleCut:
     state: Mapping[str, Tree] | None = None
 
 
-class SnapshotWriter:
-    """Gathers states of all modules, and writes them in a thread."""
+def state_reader() -> FrameReader[training_pb2.StateHeader]:
+    """Make a reader for the answers to one Snapshot."""
+    return FrameReader(training_pb2.StateHeader, Limits(payload_bytes=_STATE_LIMIT), digests=True)
+
+
+class Checkpoints:
+    """Asks a learner of each module for its state, and writes them.
+
+    Asynchronously, the clock decides when, and training continues. In synchronous mode,
+    checkpoints are taken between turns, at multiples of `checkpoint_updates`, and the next turn
+    waits until the checkpoint is on the disk. Then all workers restart as in a resumed run,
+    without any state that the checkpoint does not hold. So both runs give the same numbers.
+    """
 
     def __init__(
         self,
-        events: Mailbox[Any],
+        parts: RunParts,
         directory: Path,
-        config: RunConfig,
-        clock: RunClock,
+        written: Callable[[SnapshotWritten], object],
         newest: Path | None,
     ) -> None:
         self.newest = newest  # the newest checkpoint that this run wrote
         self.writing = False  # all of a snapshot has arrived
-        self._events = events
-        self._directory = directory
+        self.suspended = False  # no checkpoints are written, because another run has the directory
+        self._parts, self._directory, self._written = parts, directory, written
+        self._last = parts.core.updates_before  # its checkpoint exists
         self._aside = ""  # where the current snapshot is written
-        self._config = config
-        self._clock = clock
-        self._cuts: dict[str, _ModuleCut] = {}  # by module id
-        self._awaited: set[str] = set()  # modules whose states are not complete
-        self._abandoned = False
+        self._cuts: dict[str, _ModuleCut] = {}  # by module id; {}: the snapshot was abandoned
+        self._asked: dict[str, str] = {}  # by module id, the learner that still sends its state
         self._counters: dict[str, Any] = {}
         self._past = RemovedModules()  # books of modules outside the snapshot
 
     @property
     def under_way(self) -> bool:
         """Whether a learner is sending a snapshot, or one is being written."""
-        return self.writing or bool(self._awaited)
+        return self.writing or bool(self._asked)
 
-    def begin(self, trained: Mapping[str, str], aside: str = "") -> None:
-        """Begin a snapshot of these modules, each with its settings' module."""
+    @property
+    def waits_for(self) -> list[str]:
+        """The modules without a learner, which prevent checkpoints."""
+        return [each.module_id for each in self._parts.core.in_checkpoints() if not each.members]
+
+    def holds_up(self, update: int) -> bool:
+        """Begin a due checkpoint; return whether the next turn has to wait."""
+        parts, modules = self._parts, self._parts.core.modules.values()
+        if self.under_way or not all(module.members for module in modules):
+            return True
+        # Each round makes one update of every module.
+        rounds = max(module.weights_version.update for module in modules)
+        every = parts.config.driver.checkpoint_updates
+        if self.suspended or rounds % every or update == self._last:
+            return False
+        self._last = update
+        parts.commands.restart_runners(update)
+        for module in modules:
+            for member in module.members[1:]:
+                seed = parts.registry.seed(parts.registry.ready[member], update=update)
+                anew = training_pb2.BeginAnew(module_id=module.module_id, seed=seed)
+                parts.commands.send_to(member, anew)
+        return self.begin(restarts_at=update)
+
+    def begin(self, aside: str = "", restarts_at: int | None = None) -> bool:
+        """Ask each module's first learner for its state, if possible.
+
+        Modules that were just added are left out; so are leaving modules, unless they are needed.
+        """
+        parts, league = self._parts, self._parts.league
+        modules = parts.core.in_checkpoints(league.needed() if league else ())
+        if self.suspended or self.under_way or not modules:
+            return False
+        if not all(module.members for module in modules):
+            return False
         self._aside = aside
-        self._abandoned = False
+        ids = [module.module_id for module in modules]
         self._cuts = {
-            module_id: _ModuleCut(settings_of, state_reader())
-            for module_id, settings_of in trained.items()
+            each: _ModuleCut(parts.registry.trained[each], state_reader()) for each in ids
         }
-        self._awaited = set(self._cuts)
+        # All members of a group have the same state.
+        self._asked = {module.module_id: module.members[0] for module in modules}
+        for module_id, worker_id in self._asked.items():
+            command = training_pb2.Snapshot(module_id=module_id)
+            if restarts_at is not None:
+                learner = parts.registry.ready[worker_id]
+                command.seed = parts.registry.seed(learner, update=restarts_at)
+            parts.commands.send_to(worker_id, command)
+        return True
 
-    def add_chunk(self, module_id: str, chunk: bytes, last: bool, parts: RunParts) -> None:
+    def add_chunk(self, module_id: str, chunk: bytes, last: bool) -> None:
         """Add the next chunk of a module's state.
 
         A learner's answers arrive in order: at the first chunk, the module's books have exactly
         the updates that the state has. So the books are copied at that moment.
         """
-        if self._abandoned:  # another module's learner still sends
-            self._awaited -= {module_id} if last else set()
+        if not self._cuts:  # abandoned, and another module's learner still sends
+            if last:
+                self._asked.pop(module_id, None)
             return
-        cut = self._cuts[module_id]
+        cut, parts = self._cuts[module_id], self._parts
         # Only at the first chunk: later ones may follow later updates.
         if cut.counters is None:
-            core = parts.core
-            cut.counters = core.module(module_id).ledger.counters()
-            cut.connectors = parts.connectors[module_id].merged
+            cut.counters = parts.core.module(module_id).ledger.counters()
+            cut.connectors = parts.modules[module_id].connectors.merged
             cut.spaces = spaces_of_environment(parts.registry.spaces[module_id])
             books = [each.counters for each in self._cuts.values() if each.counters is not None]
             # The run's own counters are copied with the module that begins last.
-            self._past = core.past_and(beside=self._cuts)
-            times = self._clock.now()
-            counters = counters_of(books, self._past, core.next_id, parts.metrics, times)
-            self._counters = {**counters, **parts.more_counters()}
+            self._past = parts.core.past_and(beside=self._cuts)
+            times = parts.clock.now()
+            counters = counters_of(books, self._past, parts.core.next_id, parts.metrics, times)
+            league = parts.league.counters() if parts.league else {}
+            self._counters = {**counters, **league, **parts.values.to_state()}
         frame = cut.reader.feed(chunk)
         if frame is None:
             return
         assert isinstance(frame.tree, dict)
         cut.header, cut.state = frame.header, frame.tree
-        self._awaited.remove(module_id)
-        if self._awaited:
+        del self._asked[module_id]
+        if self._asked:
             return
+        # All of it is here.
         checkpoint = self._whole()
         self._cuts = {}
         self.writing = True
         # In a thread, because the driver's loop must not wait for the disk.
         threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint").start()
+
+    def abandon(self, module_id: str) -> None:
+        """Abandon a module's state, and with it an unfinished snapshot."""
+        if self._asked.pop(module_id, None) is not None:
+            self._cuts = {}
+
+    def left(self, worker_id: str) -> None:
+        """Abandon the states that a lost learner was sending."""
+        for module_id in [each for each, asked in self._asked.items() if asked == worker_id]:
+            self.abandon(module_id)
+
+    def done(self, written: SnapshotWritten) -> None:
+        self.writing = False
+        if not written.aside:
+            self.newest = written.path or self.newest
+
+    def newest_good(self) -> tuple[Checkpoint | None, list[str]]:
+        """Return this run's newest whole checkpoint, and problems of newer ones."""
+        if self.newest is None:
+            return None, []
+        try:
+            return newest_good(self._directory)
+        except CheckpointError as error:
+            return None, [str(error)]
+
+    def keep(self, candidate: Path) -> str:
+        """Make a candidate the newest checkpoint; return what prevents it, or ""."""
+        try:
+            keep = self._parts.config.driver.keep_checkpoints
+            self.newest = adopt(candidate, self._directory, keep)
+        except CheckpointError as error:
+            return str(error)
+        self.discard_aside(candidate.parent.name)
+        return ""
+
+    def discard_aside(self, aside: str) -> None:
+        """Remove a state set aside, unless it is still being written."""
+        if not (self.under_way and self._aside == aside):
+            shutil.rmtree(self._directory.with_name(aside), ignore_errors=True)
 
     def _whole(self) -> Checkpoint:
         """Build the checkpoint, now that all of it has arrived."""
@@ -490,136 +572,24 @@ class SnapshotWriter:
             ),
             modules=modules,
             counters=self._counters,
-            config=self._config.flat(),
+            config=self._parts.config.flat(),
             spaces=only["spaces"] if len(modules) == 1 else {},
         )
-
-    def newest_good(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return this run's newest whole checkpoint, and problems of newer ones."""
-        if self.newest is None:
-            return None, []
-        try:
-            return newest_good(self._directory)
-        except CheckpointError as error:
-            return None, [str(error)]
-
-    def done(self, written: SnapshotWritten) -> None:
-        self.writing = False
-        if not written.aside:
-            self.newest = written.path or self.newest
-
-    def keep(self, candidate: Path) -> str:
-        """Make a candidate the newest checkpoint; return what prevents it, or ""."""
-        try:
-            self.newest = adopt(candidate, self._directory, self._config.driver.keep_checkpoints)
-        except CheckpointError as error:
-            return str(error)
-        self.discard_aside(candidate.parent.name)
-        return ""
-
-    def discard_aside(self, aside: str) -> None:
-        """Remove a state set aside, unless it is still being written."""
-        if not (self.under_way and self._aside == aside):
-            shutil.rmtree(self._directory.with_name(aside), ignore_errors=True)
-
-    def abandon(self, module_id: str) -> None:
-        """Abandon a module's state, and with it an unfinished snapshot."""
-        if module_id in self._awaited:
-            self._awaited.remove(module_id)
-            self._abandoned = True
-            self._cuts = {}
 
     def _write(self, checkpoint: Checkpoint) -> None:
         aside = self._aside
         try:
-            if aside:
-                path = write(self._directory.with_name(aside), checkpoint, keep=1)
-            else:
-                path = write(self._directory, checkpoint, self._config.driver.keep_checkpoints)
+            place = self._directory.with_name(aside) if aside else self._directory
+            keep = 1 if aside else self._parts.config.driver.keep_checkpoints
+            path = write(place, checkpoint, keep)
         except CheckpointError as error:
-            self._events.put(SnapshotWritten(None, str(error), aside))
+            self._written(SnapshotWritten(None, str(error), aside))
         except BaseException as error:
             # Reported first: without this event the run would wait for the checkpoint.
-            self._events.put(SnapshotWritten(None, f"no checkpoint: {error!r}", aside))
+            self._written(SnapshotWritten(None, f"no checkpoint: {error!r}", aside))
             raise
         else:
             (generation, update), steps = checkpoint.version, checkpoint.counters["trained"]
             playing = playing_trees(checkpoint) if aside else {}
             written = SnapshotWritten(path, "", aside, update, steps, generation, playing)
-            self._events.put(written)
-
-
-def state_reader() -> FrameReader[training_pb2.StateHeader]:
-    """Make a reader for the answers to one Snapshot."""
-    return FrameReader(training_pb2.StateHeader, Limits(payload_bytes=_STATE_LIMIT), digests=True)
-
-
-class Checkpointing:
-    """Asks one learner of each module for its state.
-
-    Asynchronously, the clock decides when, and training continues. In synchronous mode,
-    checkpoints are taken between turns, at multiples of `checkpoint_updates`, and the next turn
-    waits until the checkpoint is on the disk. Then all workers restart as in a resumed run,
-    without any state that the checkpoint does not hold. So both runs give the same numbers.
-    """
-
-    def __init__(self, parts: RunParts) -> None:
-        self._parts, self._core, self._registry = parts, parts.core, parts.registry
-        self._commands, self._snapshots = parts.commands, parts.snapshots
-        self._every = parts.config.driver.checkpoint_updates
-        self._last = parts.core.updates_before  # its checkpoint exists
-        self._asked: dict[str, str] = {}  # by module id, the learner that sends its state
-        self.suspended = False  # no checkpoints are written, because another run has the directory
-
-    @property
-    def waits_for(self) -> list[str]:
-        """The modules without a learner, which prevent checkpoints."""
-        return [each.module_id for each in self._core.in_checkpoints() if not each.members]
-
-    def holds_up(self, update: int) -> bool:
-        """Begin a due checkpoint; return whether the next turn has to wait."""
-        modules = self._core.modules.values()
-        if self._snapshots.under_way or not all(module.members for module in modules):
-            return True
-        # Each round makes one update of every module.
-        rounds = max(module.weights_version.update for module in modules)
-        if self.suspended or rounds % self._every or update == self._last:
-            return False
-        self._last = update
-        self._commands.restart_runners(update)
-        for module in modules:
-            for member in module.members[1:]:
-                learner = self._registry.ready[member]
-                seed = self._registry.seed(learner, update=update)
-                anew = training_pb2.BeginAnew(module_id=module.module_id, seed=seed)
-                self._commands.send(learner, anew)
-        return self.begin(restarts_at=update)
-
-    def left(self, worker_id: str) -> None:
-        """Abandon the states that a lost learner was sending."""
-        for module_id in [each for each, asked in self._asked.items() if asked == worker_id]:
-            del self._asked[module_id]
-            self._snapshots.abandon(module_id)
-
-    def begin(self, aside: str = "", restarts_at: int | None = None) -> bool:
-        """Ask each module's first learner for its state, if possible.
-
-        Modules that were just added are left out; so are leaving modules, unless they are needed.
-        """
-        league = self._parts.league
-        modules = self._core.in_checkpoints(league.learners.needed() if league else ())
-        if self.suspended or not modules or self._snapshots.under_way:
-            return False
-        if not all(module.members for module in modules):
-            return False
-        trained = {each.module_id: self._registry.trained[each.module_id] for each in modules}
-        self._snapshots.begin(trained, aside)
-        # All members of a group have the same state.
-        self._asked = {module.module_id: module.members[0] for module in modules}
-        for module_id, worker_id in self._asked.items():
-            command = training_pb2.Snapshot(module_id=module_id)
-            if restarts_at is not None:
-                learner = self._registry.ready[worker_id]
-                command.seed = self._registry.seed(learner, update=restarts_at)
-            self._commands.send_to(worker_id, command)
-        return True
+            self._written(written)

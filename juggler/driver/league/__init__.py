@@ -9,7 +9,7 @@ decides how it grows (`league_builder.LeagueBuilder`); the shipped builders are 
     commands = league.begin()  # add three mains, three main exploiters, ...; freeze the mains
     ...  # `ready` for each of them
     (line_up,) = league.request_match()
-    league.finish_match(line_up.match_id, line_up.attempt, {"row": 1, "column": -1}, 1)
+    league.finish_match(line_up.match_id, {"row": 1, "column": -1}, 1)
     league.trained("main-0", 1000)
     commands = league.build()
 

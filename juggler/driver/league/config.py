@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, get_args, get_type_hints
+from typing import Any, Final, Literal, get_type_hints
 
 from juggler.driver.league.builders import find_builder, make_builder, must_be_keys, of_type
 from juggler.driver.league.league_builder import LeagueBuilder
@@ -66,27 +66,22 @@ class LeagueConfig:
     refused."""
 
     def validate(self) -> None:
-        """Check all keys, or raise a ValueError that names one."""
-        if not (_is_number(self.decay) and 0 < self.decay <= 1):
+        """Check the ranges, or raise a ValueError that names a key."""
+        if not 0 < self.decay <= 1:
             raise ValueError(f"decay = {self.decay!r}: must be above 0, and at most 1")
-        if not (_is_number(self.draw_margin) and 0 <= self.draw_margin < math.inf):
+        if not 0 <= self.draw_margin < math.inf:
             raise ValueError(f"draw_margin = {self.draw_margin!r}: must be at least 0")
-        share = self.evaluation_probability
-        if not (_is_number(share) and 0 <= share <= 0.5):
+        if not 0 <= (share := self.evaluation_probability) <= 0.5:
             raise ValueError(f"evaluation_probability = {share!r}: must be from 0 to 0.5")
-        # In Python, a bool is an int.
-        for key in ("min_games", "max_historical", "max_learning"):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        for key, most in (
+            ("min_games", math.inf),
+            ("max_historical", MOST_HISTORICAL),
+            ("max_learning", MOST_LEARNING),
+        ):
+            if (value := getattr(self, key)) < 1:
                 raise ValueError(f"{key} = {value!r}: must be a whole number of at least 1")
-        for key, most in (("max_historical", MOST_HISTORICAL), ("max_learning", MOST_LEARNING)):
-            if getattr(self, key) > most:
-                raise ValueError(f"{key} = {getattr(self, key)}: must be at most {most}")
-        if self.recycled not in get_args(Recycled):
-            raise ValueError(
-                f"recycled = {self.recycled!r} is not known"
-                f"{nearest(self.recycled, get_args(Recycled))}"
-            )
+            if value > most:
+                raise ValueError(f"{key} = {value}: must be at most {most}")
         # A return belongs to one side.
         agents = [agent for team in self.teams for agent in team]
         if not all(self.teams) or len(set(agents)) < len(agents):
@@ -108,10 +103,8 @@ class LeagueConfig:
             if key in of_builder:
                 raise ValueError(f"league has no key {key!r}: it is a key of its table options")
         must_be_keys(table, cls, "league")
-        for key in ("options", "teams", "fixed"):
-            if key in table:
-                of_type(key, table[key], get_type_hints(cls)[key])
-        config = cls(**table)
+        hints = get_type_hints(cls)
+        config = cls(**{key: of_type(key, value, hints[key]) for key, value in table.items()})
         config.validate()
         return config
 
@@ -137,7 +130,3 @@ class LeagueConfig:
         if len(sides) < 2:
             raise ValueError("teams: all agents are in one team, so there is no opponent")
         return sides
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

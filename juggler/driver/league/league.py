@@ -22,7 +22,6 @@ from juggler.driver.league.roster import (
     AddPlayer,
     AssignLineUp,
     BuilderCommand,
-    CancelMatch,
     Command,
     FreezePlayer,
     Player,
@@ -36,14 +35,6 @@ from juggler.runtime.user_tracebacks import place_of_readers
 
 _TRIES = 10  # attempts to find a pairing that can be played
 _EXAMINED_PAIRS = 8  # pairs from which the least known is chosen
-
-
-@dataclass(slots=True)
-class OpenMatch:
-    """A match in progress."""
-
-    line_up: AssignLineUp  # as it was assigned
-    lives: tuple[int, ...]  # of the players of each side when the line-up was drawn
 
 
 def described(error: Exception) -> str:
@@ -74,8 +65,9 @@ class League:
     """Keeps the roster and the payoffs, and draws the line-ups.
 
     Commands are carried out in their order: a player is copied before it is reset. Added, copied
-    and reset players are in line-ups once they are `ready`. An open match is not part of a saved
-    state: a resumed run plays another one.
+    and reset players are in line-ups once they are `ready`. An open match ends without a result if
+    one of its players is reset or cannot play any more. It is not part of a saved state: a resumed
+    run plays another one.
 
     Raises:
         ValueError: the configuration is wrong or does not fit the agents, or the builder does not
@@ -101,7 +93,7 @@ class League:
         )
         self._sides = config.sides(agents)
         self._side_of = {agent: side for side, own in enumerate(self._sides) for agent in own}
-        self._open: dict[int, OpenMatch] = {}
+        self._open: dict[int, AssignLineUp] = {}
         # Raises a ValueError if a player cannot have the weights of a source
         self.must_fit: Callable[[str, str], None] = lambda player_id, source: None
         self._reported: deque[str] = deque(maxlen=_MOST_REPORTS)
@@ -119,7 +111,14 @@ class League:
         except Exception as error:  # users' builders may raise anything
             raise ValueError(f"{name}.initial failed: {described(error)}") from error
         for command in asked:
-            _must_not_inherit(command)
+            # No learning player begins with another player's weights.
+            if isinstance(command, AddPlayer) and command.learning and command.source != INITIAL:
+                raise ValueError(
+                    f"{command.player_id} learns from the start, and cannot begin as "
+                    f"{command.source!r}: leave out source, and name the checkpoint of those "
+                    f"weights with from, in the table modules.{command.player_id}; or add the "
+                    "player in build"
+                )
         commands = [made for command in [*fixed, *asked] for made in self._apply(command)]
         if not self.roster.learners():
             raise ValueError(f"{name}.initial adds no learning player: add one")
@@ -158,69 +157,17 @@ class League:
         return cls(config, agents, state.seed, builder, state)
 
     def request_match(self) -> list[Command]:
-        """Assign a match, unless no learning player can play."""
-        if not self._has_learners:
+        """Draw the line-up of another match, unless no learning player can play.
+
+        The line-up follows from the seed, the match's id and the current league. The home player
+        gets a random side, and each other side its own opponent. After an error of the builder, a
+        learning player plays against itself.
+        """
+        if not any(player.plays for player in self.roster.learners()):
             return []
-        self._next_match_id += 1
-        return self._draw(self._next_match_id - 1, 0)
-
-    def lose_match(self, match_id: int) -> list[Command]:
-        """Redraw a match whose EnvRunner is gone."""
-        return self._redraw(match_id) if match_id in self._open else []
-
-    def finish_match(
-        self, match_id: int, attempt: int, returns: Mapping[str, float], length: int
-    ) -> None:
-        """Book the outcome for each pair of sides, and close the match.
-
-        Nothing is booked for players that were reset since the line-up was drawn, or of matches
-        that are not open. All players are still there: otherwise the line-up would have been
-        redrawn.
-        """
-        match = self._open.get(match_id)
-        if match is None or match.line_up.attempt != attempt:
-            return
-        del self._open[match_id]
-        sums = [0.0] * len(self._sides)
-        for agent, value in returns.items():
-            sums[self._side_of[agent]] += value
-        seated = match.line_up.players
-        players = [self.roster.players[seated[agents[0]]] for agents in self._sides]
-        # A player that was reset since is another policy.
-        counts = [player.life == life for player, life in zip(players, match.lives, strict=True)]
-        for side, player in enumerate(players):
-            if counts[side]:
-                self.payoffs.book_match(player.player_id, sums[side], length)
-            for other, rival in enumerate(players[:side]):
-                if rival is player or not (counts[side] and counts[other]):
-                    continue
-                result = outcome(sums[side], sums[other], self._config.draw_margin)
-                self.payoffs.book(player.player_id, rival.player_id, result)
-                player.phase_games += 1
-                rival.phase_games += 1
-                self.payoffs.book_kinds(player.role, rival.role, result)
-
-    def _redraw(self, match_id: int) -> list[Command]:
-        before = self._open.pop(match_id)
-        if not self._has_learners:
-            return [CancelMatch(match_id)]
-        return self._draw(match_id, before.line_up.attempt + 1)
-
-    def _redraw_matches(self, player_id: str) -> list[Command]:
-        """Redraw a player's matches."""
-        ids = [
-            key for key, match in self._open.items() if player_id in match.line_up.players.values()
-        ]
-        return [command for match_id in ids for command in self._redraw(match_id)]
-
-    def _draw(self, match_id: int, attempt: int) -> list[Command]:
-        """Draw a line-up; at least one learning player can play.
-
-        The line-up follows from the seed, the match's id, the attempt and the current league. The
-        home player gets a random side, and each other side its own opponent. After an error of the
-        builder, a learning player plays against itself.
-        """
-        random = Random(f"match {self._seed} {match_id} {attempt}")
+        match_id, self._next_match_id = self._next_match_id, self._next_match_id + 1
+        # Runs of before had a third number, mostly 0, and draw the same line-ups now.
+        random = Random(f"match {self._seed} {match_id} 0")
         results = LeagueResults(self.roster, self.payoffs, random)
         wrong = ""
         try:
@@ -238,10 +185,47 @@ class League:
         )
         players[random.randrange(len(players))] = pairing.home
         seated = {agent: players[side] for agent, side in self._side_of.items()}
-        line_up = AssignLineUp(match_id, attempt, seated, pairing.home, pairing.branch)
-        lives = tuple(self.roster.players[player].life for player in players)
-        self._open[match_id] = OpenMatch(line_up, lives)
+        line_up = AssignLineUp(match_id, seated, pairing.home, pairing.branch)
+        self._open[match_id] = line_up
         return [*self._report(wrong), line_up]
+
+    def is_open(self, match_id: int) -> bool:
+        """Return whether a match has no result yet, and can have one."""
+        return match_id in self._open
+
+    def cancel_match(self, match_id: int) -> None:
+        """Close a match without a result."""
+        self._open.pop(match_id, None)
+
+    def finish_match(self, match_id: int, returns: Mapping[str, float], length: int) -> None:
+        """Book the outcome for each pair of sides, and close the match.
+
+        Nothing is booked of matches that are not open.
+        """
+        match = self._open.pop(match_id, None)
+        if match is None:
+            return
+        # A team has the returns of all its agents.
+        sums = [0.0] * len(self._sides)
+        for agent, value in returns.items():
+            sums[self._side_of[agent]] += value
+        players = [self.roster.players[match.players[agents[0]]] for agents in self._sides]
+        for side, player in enumerate(players):
+            self.payoffs.book_match(player.player_id, sums[side], length)
+            for other, rival in enumerate(players[:side]):
+                if rival is player:
+                    continue
+                result = outcome(sums[side], sums[other], self._config.draw_margin)
+                self.payoffs.book(player.player_id, rival.player_id, result)
+                player.phase_games += 1
+                rival.phase_games += 1
+                self.payoffs.book_kinds(player.role, rival.role, result)
+
+    def _cancel_matches(self, player_id: str) -> None:
+        """Close a player's matches."""
+        players = {match_id: match.players.values() for match_id, match in self._open.items()}
+        for match_id in [each for each, seated in players.items() if player_id in seated]:
+            del self._open[match_id]
 
     def _pairing(self, results: LeagueResults) -> Pairing:
         """Ask for a pairing, without opponents that cannot play."""
@@ -287,10 +271,6 @@ class League:
         player = self.roster.players.get(player_id)
         return player is not None and player.plays
 
-    @property
-    def _has_learners(self) -> bool:
-        return any(player.plays for player in self.roster.learners())
-
     def trained(self, player_id: str, steps: int) -> None:
         """Count more training steps of a player."""
         self.roster.players[player_id].steps += steps
@@ -300,16 +280,20 @@ class League:
         player = self.roster.players[player_id]
         player.ready = not player.retired
 
-    def unready(self, player_id: str) -> list[Command]:
+    def unready(self, player_id: str) -> None:
         """Keep a player without a learner out of line-ups until `ready`."""
         self.roster.players[player_id].ready = False
-        return self._redraw_matches(player_id)
+        self._cancel_matches(player_id)
 
-    def remove(self, player_id: str) -> list[Command]:
+    def remove(self, player_id: str) -> None:
         """Remove a player that has left permanently, or could not be copied."""
         self.roster.remove(self.roster.players[player_id])
+        self._forget(player_id)
+
+    def _forget(self, player_id: str) -> None:
+        """Forget a player that has left, or has new weights."""
         self.payoffs.forget(player_id)
-        return self._redraw_matches(player_id)
+        self._cancel_matches(player_id)
 
     def build(self) -> list[Command]:
         """Ask the builder for changes.
@@ -335,11 +319,8 @@ class League:
                 commands += self._apply(command)
             except ValueError as error:
                 wrong.append(f"{name} gave an impossible command: {error}")
-        # At the end, so that redrawn line-ups have no player that is also retired or reset.
-        gone = [each for each in commands if isinstance(each, RetirePlayer)]
-        line_ups = [command for each in gone for command in self._redraw_matches(each.player_id)]
         reports = [report for each in wrong[:_MOST_SHOWN] for report in self._report(each)]
-        return [*commands, *line_ups, *reports]
+        return [*commands, *reports]
 
     def results(self) -> LeagueResults:
         """Return a read-only view of the league."""
@@ -357,11 +338,11 @@ class League:
             # Results of earlier weights say nothing about new ones.
             case ResetPlayer():
                 self.roster.reset(command, self.must_fit)
-                self.payoffs.forget(command.player_id)
+                self._forget(command.player_id)
                 return [command]
             case RetirePlayer():
                 self.roster.retire(command)
-                self.payoffs.forget(command.player_id)
+                self._forget(command.player_id)
                 return [command]
             case _:
                 raise ValueError(f"{str(command)[:100]!r} is not a builder's command")
@@ -403,13 +384,3 @@ def _must_have_names(command: object) -> None:
         if field.type == "str" and not isinstance(value, str):
             text = f"{type(command).__name__}: {field.name} must be a name, not {value!r}"
             raise ValueError(text[:_LONGEST_TEXT])
-
-
-def _must_not_inherit(command: BuilderCommand) -> None:
-    """Check that no learning player begins with another player's weights."""
-    if isinstance(command, AddPlayer) and command.learning and command.source != INITIAL:
-        raise ValueError(
-            f"{command.player_id} learns from the start, and cannot begin as "
-            f"{command.source!r}: leave out source, and name the checkpoint of those weights with "
-            f"from, in the table modules.{command.player_id}; or add the player in build"
-        )

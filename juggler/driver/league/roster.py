@@ -4,9 +4,8 @@ Terms:
     player: a policy of the league. It learns, or it is frozen.
     side: the agents of an environment that one player plays in a match: one agent, or a team.
     match: one episode. Its id is never used twice in a run.
-    line-up: the player of each side of a match. It is kept until the match ends, or redrawn if its
-        EnvRunner is gone or a player cannot play any more.
-    attempt: number of times that the line-up of a match was redrawn.
+    line-up: the player of each side of a match. It is kept until the match ends, its EnvRunner is
+        gone, or a player cannot play any more.
 """
 
 from __future__ import annotations
@@ -28,17 +27,9 @@ class AssignLineUp:
     """Command to an EnvRunner: play this match."""
 
     match_id: int
-    attempt: int  # 0, and 1 more each time that the line-up is redrawn
     players: Mapping[str, str]  # by agent, the id of its player
     home: str  # the player for which the match is held
     branch: str  # name of the rule that drew its opponents, for people
-
-
-@dataclass(frozen=True, slots=True)
-class CancelMatch:
-    """Command to forget a match that no EnvRunner can play any more."""
-
-    match_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +96,7 @@ class Report:
 #: Commands that a builder may give.
 BuilderCommand = AddPlayer | FreezePlayer | ResetPlayer | RetirePlayer
 
-Command = AssignLineUp | CancelMatch | BuilderCommand | Report
+Command = AssignLineUp | BuilderCommand | Report
 
 
 MAIN: Final = "main"
@@ -135,7 +126,7 @@ class Player:
     reset_to: str = INITIAL  # source of its last reset, like `source`
     phase_games: int = 0  # games against other players since it was last copied or reset
     copies: int = 0  # number of copies made
-    life: int = 0  # number of resets; results of matches of earlier lives do not count
+    life: int = 0  # number of resets
     ready: bool = False  # whether it can play now
     retired: bool = False  # whether it has left permanently
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
@@ -10,7 +9,6 @@ from google.protobuf.message import Message
 from juggler.driver.core import events
 from juggler.driver.core.group import worker_order
 from juggler.envrunner.envrunner_program import ENVRUNNER
-from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.actors.requests import DURATIONS, CapReached, Histogram, RequestPool
 from juggler.runtime.connectors.mergeable_state import (
@@ -40,7 +38,7 @@ class CommandSender:
             training_pb2.Update: self.update_seconds,
         }
         self.pool = RequestPool(parts.hub, cap=1 << 16, latencies=latencies)
-        self._parts, self._registry, self._connectors = parts, parts.registry, parts.connectors
+        self._parts, self._registry = parts, parts.registry
         self._restart_seeds: dict[Worker, int] = {}  # seeds of restarts that were not sent yet
 
     def send(self, worker: Worker, message: Message) -> None:
@@ -61,8 +59,8 @@ class CommandSender:
         self._restart_seeds = {
             worker: self._registry.seed(worker, update=update) for worker in runners
         }
-        for connectors in self._connectors.values():
-            connectors.announce()
+        for module in self._parts.modules.values():
+            module.connectors.announce()
 
     def carry_out(self, command: events.Command) -> None:
         """Carry out a command of the core."""
@@ -102,12 +100,12 @@ class CommandSender:
             learner=command.learner,
             generation=command.generation,
             at_least=command.at_least.message(),
-            connector_state=self._connectors[command.module_id].news_for(worker),
+            connector_state=self._parts.modules[command.module_id].connectors.news_for(worker),
             # Only the first request of a round has the seed.
             seed=self._restart_seeds.pop(worker, None),
             round=command.round,
             requests_in_round=command.requests_in_round,
-            line_ups=league.matches.line_ups(worker, command.round) if league else (),
+            line_ups=league.line_ups(worker, command.round) if league else (),
             steps_trained=self._parts.core.trained,
         )
         self.send(worker, request)
@@ -122,9 +120,8 @@ class CommandSender:
         )
         for member in command.members:
             self.send_to(member, group)
-        for worker in self._registry.ready.values():
-            if worker.role != LEARNER:
-                self.send_learners(worker, command.module_id, command.generation)
+        for worker in self._registry.of_role(ENVRUNNER):
+            self.send_learners(worker, command.module_id, command.generation)
 
     def send_learners(self, worker: Worker, module_id: str, generation: int) -> None:
         """Send an EnvRunner the addresses of a module's learners."""
@@ -191,12 +188,6 @@ class ConnectorState:
 
     def left(self, worker: Worker) -> None:
         self._sent_to.pop(worker, None)
-
-
-def everything(connectors: Mapping[str, ConnectorState]) -> bytes:
-    """Return the states of all modules, for an evaluator."""
-    learned = {module_id: each.merged for module_id, each in connectors.items() if each.merged}
-    return to_bytes(learned) if learned else b""
 
 
 def _samples(state: Tree) -> float:

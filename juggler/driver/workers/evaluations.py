@@ -16,7 +16,6 @@ from juggler.driver.config import RunConfig
 from juggler.driver.reporting.episode_returns import ReturnGoals, ReturnStatistics
 from juggler.driver.reporting.wording import EPISODE, named, named_returns, spread
 from juggler.driver.signals import stop_hint
-from juggler.driver.workers.command_sender import everything
 from juggler.envrunner.agent_returns import AgentReturns, from_messages
 from juggler.envrunner.dm_env_rpc.options import SCHEME
 from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR
@@ -42,68 +41,7 @@ VIDEOS: Final = "videos"  # directory within a run's directory
 #: An evaluation episode may take _MORE_STEPS times as many steps as the longest training episode,
 #: which counts as at least _FEW_STEPS.
 _MORE_STEPS, _FEW_STEPS = 10, 1000
-
-
-class Evaluators:
-    """The workers that play whole episodes."""
-
-    def __init__(self, parts: RunParts) -> None:
-        # Local evaluators are processes of the driver, which can read checkpoints.
-        self.only_local, self._parts = parts.only_local, parts
-        # With a gateway, the environments belong to its simulators.
-        self.are_gateways = bool(parts.config.env_runner.gateway)
-        self._role = ENVRUNNER if self.are_gateways else EVALUATOR
-
-    @property
-    def there(self) -> bool:
-        """Whether an evaluator is ready."""
-        return bool(self._parts.registry.of_role(self._role))
-
-    def why_unavailable(self) -> str:
-        """Return why no evaluator can be expected, or ""."""
-        if self.only_local or self.there:
-            return ""
-        kind = "gateway with simulators" if self.are_gateways else "`juggler evaluator`"
-        return f"no {kind} is attached"
-
-    def stop(self, evaluator: Worker, cut: SnapshotWritten) -> None:
-        """Have a gateway give up a checkpoint; others play to the end."""
-        if self.are_gateways:
-            command = training_pb2.Evaluate(episodes=0, checkpoint=cut.place)
-            self._parts.commands.send(evaluator, command)
-
-    def ask(
-        self,
-        episodes: int,
-        update: int,
-        cut: SnapshotWritten | None,
-        *,
-        alone: bool = False,
-        video: str = "",
-        **what: Any,
-    ) -> dict[Worker, training_pb2.Evaluate]:
-        """Have evaluators share the episodes, or one play `alone`; return the commands."""
-        evaluators = self._parts.registry.of_role(self._role)[: 1 if alone else episodes]
-        share, more = divmod(episodes, len(evaluators) or 1)
-        commands = {}
-        for place, evaluator in enumerate(evaluators):
-            command = commands[evaluator] = training_pb2.Evaluate(
-                episodes=share + (place < more),
-                seed=self._parts.registry.seed(evaluator, update),
-                most_steps=most_steps(self._parts.metrics.lengths),
-                checkpoint="" if cut is None else cut.place,
-                video="" if place else video,
-                **what,
-            )
-            if cut is None or self.only_local:
-                self._parts.commands.send(evaluator, command)
-                continue
-            # On other hosts, evaluators cannot read the checkpoint.
-            command.version.CopyFrom(Version(cut.generation, cut.update).message())
-            parts = (restores(module_id, tree, {}) for module_id, tree in cut.playing.items())
-            messages = chain(chain.from_iterable(parts), [command])
-            self._parts.frozen_parts.append(evaluator, messages)
-        return commands
+_REPORT_SECONDS = 2.0  # until a message explains the wait for a verdict
 
 
 @dataclass(slots=True)
@@ -111,48 +49,143 @@ class _Playing:
     """An evaluation in progress."""
 
     waits_for: dict[Worker, training_pb2.Evaluate]  # commands without an answer yet
-    path: Path | None  # of the checkpoint; None: the newest weights
-    update: int  # of the weights
-    steps: int  # steps trained on
+    cut: SnapshotWritten  # the checkpoint
     returns: list[float] = field(default_factory=list)  # results so far
     lengths: list[int] = field(default_factory=list)  # same order
     agent_returns: AgentReturns = field(default_factory=dict)  # of the same episodes
-    cut: int = 0  # number of these episodes without an end
-
-    def add(self, command: training_pb2.Evaluate, done: training_pb2.Evaluation) -> None:
-        """Add the episodes of one evaluator."""
-        self.returns += done.episode_returns
-        self.lengths += done.episode_lengths
-        for played, returns in from_messages(done.agent_returns).items():
-            self.agent_returns.setdefault(played, []).extend(returns)
-        if most := command.most_steps:
-            self.cut += sum(length >= most for length in done.episode_lengths)
+    endless: int = 0  # number of these episodes without an end
 
 
-class PeriodicEvaluations:
-    """Evaluates the weights from time to time.
+@dataclass(slots=True)
+class _Candidate:
+    """Weights that may have solved the task."""
 
-    A checkpoint is written for each evaluation, and set aside while the evaluators play it: so the
-    best one can be kept. In a league, whose players change all the time, the evaluators play the
-    newest weights, and no checkpoint is kept.
+    # The training returns that reached the goals, by name: see `ReturnGoals`
+    proposed: dict[str, float]
+    episodes: int  # of the run so far
+    cut: SnapshotWritten | None = None  # their state on the disk, once written
+    # The command of the evaluator that plays the candidate; {}: no evaluator does
+    asked: dict[Worker, training_pb2.Evaluate] = field(default_factory=dict)
+
+
+#: Gathers events for some seconds, or until a condition holds.
+Drain = Callable[[float, Callable[[], bool]], None]
+
+
+class Evaluations:
+    """Has evaluators play weights while training continues.
+
+    From time to time they play a checkpoint, which is written for this and set aside: so the best
+    one can be kept. In a league, whose ratings compare players, none is kept.
+
+    When training reaches its goal, they play a candidate, which is set aside, too. If it plays well
+    enough, it becomes the run's newest checkpoint, and the run is solved. Otherwise it is deleted.
     """
 
-    def __init__(self, parts: RunParts, evaluators: Evaluators, best: BestCheckpoint) -> None:
-        driver = parts.config.driver
-        self.best = best
-        self._episodes = driver.evaluation_episodes
+    def __init__(self, parts: RunParts) -> None:
+        config, driver = parts.config, parts.config.driver
+        self.best = BestCheckpoint(parts.run_dir)
+        # For the summary, once the run is solved; None: not solved
+        self.outcome: dict[str, Any] | None = None
+        # The candidate that becomes the run's newest checkpoint; None: no candidate
+        self.kept: Path | None = None
+        self._parts, self._progress = parts, parts.progress
+        # With a gateway, the environments belong to its simulators.
+        self._by_gateways = bool(config.env_runner.gateway)
+        self._role = ENVRUNNER if self._by_gateways else EVALUATOR
         self._video_every, self._begun = driver.evaluation_video, 0
-        self._keeps_best = not parts.config.agents.league
-        self._evaluators, self._parts = evaluators, parts
-        self._metrics, self._progress = parts.metrics, parts.progress
-        self._checkpointing, self._snapshots = parts.checkpointing, parts.snapshots
-        self._wanted = False
+        self._wanted = False  # an evaluation is due
         self._wait_was_reported = False  # a waiting evaluation was reported
         self._reported: set[str] = set()  # reasons of gateways that played no episode
         self._playing: _Playing | None = None
+        self._goals = ReturnGoals(driver.stop_return)
+        self._why_not = why_not_confirmed(config)
+        self._candidate: _Candidate | None = None
+        self._waited_for: _Candidate | None = None  # at the last call of `overdue`
+
+    # -- evaluators -----------------------------------------------------------------------------
 
     @property
-    def under_way(self) -> bool:
+    def wants_evaluators(self) -> bool:
+        """Whether the driver should start its evaluators."""
+        confirms = bool(self._goals) and not self._why_not
+        evaluates = self._parts.config.driver.evaluation_seconds > 0
+        return self._parts.only_local and (confirms or evaluates)
+
+    def _evaluators(self) -> list[Worker]:
+        return self._parts.registry.of_role(self._role)
+
+    def _why_unavailable(self) -> str:
+        """Return why no evaluator can be expected, or ""."""
+        if self._parts.only_local or self._evaluators():
+            return ""
+        kind = "gateway with simulators" if self._by_gateways else "`juggler evaluator`"
+        return f"no {kind} is attached"
+
+    def _ask(
+        self, episodes: int, cut: SnapshotWritten, most: int, **what: Any
+    ) -> dict[Worker, training_pb2.Evaluate]:
+        """Have up to `most` evaluators share the episodes; return the commands."""
+        parts, evaluators = self._parts, self._evaluators()[:most]
+        share, more = divmod(episodes, len(evaluators) or 1)
+        commands = {}
+        for place, evaluator in enumerate(evaluators):
+            command = commands[evaluator] = training_pb2.Evaluate(
+                episodes=share + (place < more),
+                seed=parts.registry.seed(evaluator, cut.update),
+                most_steps=most_steps(parts.metrics.lengths),
+                checkpoint=cut.place,
+                version=Version(cut.generation, cut.update).message(),
+                **what,
+            )
+            what.pop("video", None)  # of the first evaluator alone
+            # They may be on other hosts, and cannot read the checkpoint.
+            states = (restores(module_id, tree, {}) for module_id, tree in cut.playing.items())
+            messages = chain(chain.from_iterable(states), [command])
+            parts.frozen_parts.append(evaluator, messages)
+        return commands
+
+    def answered(
+        self, worker: Worker, command: training_pb2.Evaluate, done: training_pb2.Evaluation
+    ) -> None:
+        """Handle an evaluator's results; those of an abandoned state are ignored."""
+        playing, candidate = self._playing, self._candidate
+        if playing and playing.waits_for.get(worker) == command:
+            self._add(playing, worker, done)
+        elif candidate and candidate.cut and candidate.asked.get(worker) == command:
+            candidate.asked = {}
+            self._judge(candidate, candidate.cut, command, done)
+
+    def left(self, worker: Worker) -> None:
+        """Handle an evaluator that is lost, or has failed.
+
+        It or another one plays the candidate; in an evaluation, the episodes of others count.
+        """
+        if self._candidate is not None:
+            self._candidate.asked.pop(worker, None)
+            self.play_candidate()
+        playing = self._playing
+        if playing and playing.waits_for.pop(worker, None) and not playing.waits_for:
+            self._finish(playing)
+
+    def written(self, event: SnapshotWritten) -> None:
+        """Handle a written checkpoint, perhaps one to play."""
+        if event.aside == EVALUATED:
+            if event.path is None or not self._wanted:
+                self.give_up()
+            else:
+                self._evaluate(event)
+        elif event.aside == CANDIDATE:
+            if self._candidate is None:  # the candidate was abandoned
+                self._parts.checkpoints.discard_aside(CANDIDATE)
+            elif event.path is not None:
+                self._candidate.cut = event
+                self.play_candidate()
+
+    # -- evaluations from time to time ----------------------------------------------------------
+
+    @property
+    def evaluating(self) -> bool:
         """Whether an evaluation is under way."""
         return self._playing is not None
 
@@ -162,110 +195,216 @@ class PeriodicEvaluations:
 
     def begin(self) -> None:
         """Begin a due evaluation if one is possible now."""
-        if not self._wanted or self.under_way:
+        if not self._wanted or self.evaluating:
             return
-        if not self._evaluators.there:
+        if not self._evaluators():
             self._wanted = False
-            self._report_missing_evaluators()
-        elif self._keeps_best:
-            self._checkpointing.begin(EVALUATED)
-        elif (core := self._parts.core).members:
-            self._play(None, core.updates, core.trained)
-
-    def written(self, event: SnapshotWritten) -> None:
-        """Handle a written checkpoint, perhaps one to play."""
-        if event.aside != EVALUATED:
-            return
-        if event.path is None or not self._wanted:
-            self._wanted = False
-            self._discard()
+            if (why := self._why_unavailable()) and not self._wait_was_reported:
+                self._wait_was_reported = True
+                how = ": start one on a host, with the same --driver as EnvRunners"
+                how = "" if self._by_gateways else how
+                self._progress.message(f"there are no evaluations while {why}{how}", "warning")
         else:
-            self._play(event, event.update, event.steps)
-
-    def left(self, worker: Worker) -> None:
-        """Handle a lost evaluator; the episodes of other evaluators count."""
-        playing = self._playing
-        if playing is not None and worker in playing.waits_for:
-            del playing.waits_for[worker]
-            if not playing.waits_for:
-                self._finish(playing)
+            self._parts.checkpoints.begin(EVALUATED)
 
     def give_up(self) -> None:
-        """Abandon the evaluation, because the run has ended."""
+        """Abandon the evaluation."""
         self._wanted = False
-        self._discard()
+        self._discard_evaluation()
 
-    def answered(
-        self, worker: Worker, command: training_pb2.Evaluate, done: training_pb2.Evaluation
-    ) -> bool:
-        """Add an evaluator's results; return whether they are of this evaluation."""
-        playing = self._playing
-        if playing is None or playing.waits_for.get(worker) != command:
-            return False
-        del playing.waits_for[worker]
+    def _discard_evaluation(self) -> None:
+        self._playing = None
+        self._parts.checkpoints.discard_aside(EVALUATED)
+
+    def _evaluate(self, cut: SnapshotWritten) -> None:
+        self._wanted = self._wait_was_reported = False
+        video = ""
+        if self._video_every and self._begun % self._video_every == 0:
+            directory = Path(cut.place).parent.parent / VIDEOS
+            video = str(directory / f"update-{cut.update:09}")
+        episodes = self._parts.config.driver.evaluation_episodes
+        if asked := self._ask(episodes, cut, most=episodes, video=video):
+            self._begun += 1
+            self._playing = _Playing(asked, cut)
+        else:
+            self.give_up()
+
+    def _add(self, playing: _Playing, worker: Worker, done: training_pb2.Evaluation) -> None:
+        """Add the episodes of one evaluator."""
+        most = playing.waits_for.pop(worker).most_steps
         if not done.episode_returns and done.why_fewer not in self._reported:
             self._reported.add(done.why_fewer)
             text = f"{worker.worker_id} has played no episode of an evaluation: {done.why_fewer}"
             self._progress.message(text, "warning")
-        playing.add(command, done)
+        playing.returns += done.episode_returns
+        playing.lengths += done.episode_lengths
+        for played, returns in from_messages(done.agent_returns).items():
+            playing.agent_returns.setdefault(played, []).extend(returns)
+        playing.endless += sum(length >= most for length in done.episode_lengths)
         if not playing.waits_for:
             self._finish(playing)
-        return True
 
     def _finish(self, playing: _Playing) -> None:
         """Finish the evaluation: all evaluators have answered or left."""
-        if not (returns := playing.returns):
-            return self._discard()
-        self._metrics.evaluated(returns, playing.agent_returns)
-        trained = {"update": playing.update, "env_steps_trained": playing.steps}
-        best = self.best.summary
-        is_best = playing.path is not None and (
-            best is None or ReturnStatistics.of(returns).mean > best["return_mean"]
-        )
-        if is_best and playing.path and (problem := self.best.keep(playing.path, returns, trained)):
-            self._progress.message(problem, "error")
-            is_best = False
-        # The checkpoint is moved first, so `is_best` is true only if that worked.
-        evaluation = Evaluation(
-            returns, playing.lengths, playing.agent_returns, **trained, is_best=is_best
-        )
-        self._parts.callbacks.note("on_evaluation", evaluation)
-        self._discard()
-        if playing.cut:
+        if returns := playing.returns:
+            self._parts.metrics.evaluated(returns, playing.agent_returns)
+            trained = {"update": playing.cut.update, "env_steps_trained": playing.cut.steps}
+            # The checkpoint is moved first, so `is_best` is true only if that worked.
+            is_best = self._keep_if_best(playing.cut.path, returns, trained)
+            evaluation = Evaluation(
+                returns, playing.lengths, playing.agent_returns, **trained, is_best=is_best
+            )
+            self._parts.callbacks.note("on_evaluation", evaluation)
+        if playing.endless:
             self._progress.message(
-                f"{playing.cut} of {len(returns)} episodes of an evaluation had no end: each "
+                f"{playing.endless} of {len(returns)} episodes of an evaluation had no end: each "
                 f"counts with its return after {max(playing.lengths)} steps. An environment needs "
                 "a limit, such as max_episode_steps = 1000",
                 "warning",
             )
+        self._discard_evaluation()
 
-    def _report_missing_evaluators(self) -> None:
-        """Warn once if no evaluator has dialled in."""
-        if (why := self._evaluators.why_unavailable()) and not self._wait_was_reported:
-            self._wait_was_reported = True
-            how = ": start one on a host, with the same --driver as EnvRunners"
-            how = "" if self._evaluators.are_gateways else how
-            self._progress.message(f"there are no evaluations while {why}{how}", "warning")
+    def _keep_if_best(
+        self, path: Path | None, returns: Sequence[float], trained: Mapping[str, int]
+    ) -> bool:
+        best = self.best.summary
+        worse = best and ReturnStatistics.of(returns).mean <= best["return_mean"]
+        if path is None or worse or self._parts.league:
+            return False
+        if problem := self.best.keep(path, returns, trained):
+            self._progress.message(problem, "error")
+        return not problem
 
-    def _play(self, cut: SnapshotWritten | None, update: int, steps: int) -> None:
-        self._wanted = self._wait_was_reported = False
-        path = cut.path if cut else None
-        learned: dict[str, Any] = {}
-        if cut is None:
-            learned["connector_state"] = everything(self._parts.connectors)
-        video = ""
-        if path and self._video_every and self._begun % self._video_every == 0:
-            video = str(path.resolve().parent.parent / VIDEOS / f"update-{update:09}")
-        players = self._evaluators.ask(self._episodes, update, cut, video=video, **learned)
-        if not players:
-            return self._discard()
-        self._begun += 1
-        self._playing = _Playing(players, path, update, steps)
+    # -- the confirmation that the run is solved ------------------------------------------------
 
-    def _discard(self) -> None:
-        self._playing = None
-        if self._keeps_best:
-            self._snapshots.discard_aside(EVALUATED)
+    @property
+    def confirming(self) -> bool:
+        """Whether a candidate has no verdict yet."""
+        candidate = self._candidate
+        if candidate and candidate.cut is None and not self._parts.checkpoints.under_way:
+            self.give_up_candidate()  # its learner is gone, or writing it failed
+        return self._candidate is not None
+
+    def is_solved(self) -> bool:
+        """Start a candidate; return whether the run is solved without confirmation."""
+        metrics = self._parts.metrics
+        if self.outcome or self.confirming or not (proposed := self._goals.proposed(metrics)):
+            return False
+        if why_not := self._why_not or self._why_unavailable():
+            self.outcome = {"confirmed": False, "why_not": why_not}
+            return True
+        if self._parts.checkpoints.begin(CANDIDATE):
+            self._candidate = _Candidate(proposed, metrics.episodes)
+            self._progress.message(
+                f"training has a return of {named_returns(proposed)}: "
+                f"{metrics.candidates.episodes} episodes with these weights must confirm it"
+            )
+        return False
+
+    def play_candidate(self) -> None:
+        """Have an evaluator play the candidate, if both are ready."""
+        candidate = self._candidate
+        if candidate is None or candidate.cut is None or candidate.asked:
+            return
+        goal = None  # no early end with goals of modules or agents
+        if EPISODE in self._goals.by_name:
+            best = max(self._parts.metrics.returns)
+            goal = training_pb2.Evaluate.Goal(mean=self._goals.by_name[EPISODE], best=best)
+        episodes, cut = self._parts.metrics.candidates.episodes, candidate.cut
+        candidate.asked = self._ask(episodes, cut, most=1, goal=goal)
+
+    def _judge(
+        self,
+        candidate: _Candidate,
+        cut: SnapshotWritten,
+        command: training_pb2.Evaluate,
+        done: training_pb2.Evaluation,
+    ) -> None:
+        """Judge a played candidate, which may end the run as solved."""
+        # In a league, the first player may have left: the next candidate has another one.
+        if not done.episode_returns and not self._parts.league:
+            return self.cannot_confirm(done.why_fewer)
+        # An evaluator stops early if the goal is out of reach.
+        episodes, given = len(done.episode_returns), self._goals.as_given
+        by_agent = from_messages(done.agent_returns)
+        played = self._goals.played(done.episode_returns, by_agent) if episodes else {}
+        # A gateway also gives up, without simulators: then the proof is incomplete.
+        if episodes < command.episodes and (not episodes or self._goals.reached(played)):
+            self._progress.message(
+                f"not confirmed: update {cut.update} played {episodes} of {command.episodes} "
+                f"episodes: {done.why_fewer}; training continues"
+            )
+            return self.give_up_candidate()
+        if not self._goals.reached(played):
+            early = "the first " if episodes < command.episodes else ""
+            spreads = {name: spread(each.mean, each.deviation) for name, each in played.items()}
+            self._progress.message(
+                f"not confirmed: update {cut.update} has a return of "
+                f"{named(spreads) or 'nothing'} in {early}{episodes} episodes, instead of "
+                f"{named_returns(self._goals.by_name)} in {command.episodes}; training continues"
+            )
+            # The next candidate then waits longer.
+            self._parts.metrics.candidates.refuse(candidate.episodes)
+            return self._discard_candidate()
+        # Not discarded, because this would delete the checkpoint of the solved run.
+        self.kept, self._candidate = cut.path, None
+        self.outcome = {
+            "confirmed": True,
+            "return_mean": given({name: each.mean for name, each in played.items()}),
+            "return_deviation": given({name: each.deviation for name, each in played.items()}),
+            "episodes": episodes,
+            "training_return_mean": given(candidate.proposed),
+            "env_steps_trained": cut.steps,
+            "update": cut.update,
+            "candidates_refused": self._parts.metrics.candidates.refused,
+        }
+        self._parts.end.stop("solved")
+
+    def cannot_confirm(self, why: str) -> None:
+        """Stop confirming candidates, and note why it is impossible."""
+        self._why_not = self._why_not or why
+        self._discard_candidate()
+
+    def give_up_candidate(self) -> None:
+        """Abandon this candidate; the next one comes later."""
+        if self._candidate is not None:
+            self._parts.metrics.candidates.postpone(self._candidate.episodes)
+        self._discard_candidate()
+
+    def _discard_candidate(self) -> None:
+        candidate, self._candidate = self._candidate, None
+        # A gateway gives up the checkpoint; evaluators play to the end.
+        if candidate and candidate.cut and self._by_gateways:
+            for gateway in candidate.asked:
+                command = training_pb2.Evaluate(episodes=0, checkpoint=candidate.cut.place)
+                self._parts.commands.send(gateway, command)
+        if self.kept is None:
+            self._parts.checkpoints.discard_aside(CANDIDATE)
+
+    def wait_for_verdict(self, drain: Drain, seconds: float, patience: float) -> None:
+        """Wait for the verdict on the last candidate, `patience` for an evaluator."""
+        drain(_REPORT_SECONDS, lambda: not self.confirming)
+        if self.confirming:
+            how = stop_hint("Ctrl-C leaves without it")
+            self._progress.message(f"waiting for the confirmation that the run is solved{how}")
+        until = time.monotonic() + patience
+
+        def is_over() -> bool:
+            candidate = self._candidate if self.confirming else None
+            return not candidate or not (candidate.asked or time.monotonic() < until)
+
+        drain(seconds, is_over)
+
+    def overdue(self) -> str:
+        """Describe what a candidate has waited for since the last call."""
+        before, self._waited_for = self._waited_for, self._candidate
+        if not self.confirming or before is not self._candidate or (before and before.asked):
+            return ""
+        if why := self._why_unavailable():
+            self.give_up_candidate()
+            return f"a candidate cannot be confirmed: {why}"
+        kind = "a gateway with simulators" if self._by_gateways else f"{EVALUATOR}-0"
+        return f"a candidate waits for {kind}, which must confirm it: is it stuck?"
 
 
 def most_steps(lengths: Iterable[int]) -> int:
@@ -274,12 +413,6 @@ def most_steps(lengths: Iterable[int]) -> int:
     Without a limit, a deterministic policy may go in circles forever.
     """
     return _MORE_STEPS * max((_FEW_STEPS, *lengths))
-
-
-_REPORT_SECONDS = 2.0  # until a message explains the wait
-
-#: Gathers events for some seconds, or until a condition holds.
-Drain = Callable[[float, Callable[[], bool]], None]
 
 
 def why_not_confirmed(config: RunConfig) -> str:
@@ -293,194 +426,6 @@ def why_not_confirmed(config: RunConfig) -> str:
     if config.env_runner.gateway:
         return "an evaluation would take episodes of its simulators; evaluation_seconds requests it"
     return ""
-
-
-@dataclass(slots=True)
-class _Candidate:
-    """Weights that may have solved the task."""
-
-    # The training returns that reached the goals, by name: see `ReturnGoals`
-    proposed: dict[str, float]
-    episodes: int  # of the run so far
-    cut: SnapshotWritten | None = None  # their state on the disk, once written
-    player: Worker | None = None  # evaluator that plays the candidate
-
-
-class Confirmation:
-    """Has candidates confirmed one by one, while training continues.
-
-    A candidate's state is saved like a checkpoint, and set aside while an evaluator plays it. If
-    it plays well enough, it becomes the run's newest checkpoint; otherwise it is deleted.
-    """
-
-    def __init__(self, parts: RunParts, evaluators: Evaluators) -> None:
-        # For the summary, once the run is solved; None: not solved
-        self.outcome: dict[str, Any] | None = None
-        # The candidate that becomes the run's newest checkpoint; None: no candidate
-        self.kept: Path | None = None
-        self._goals = ReturnGoals(parts.config.driver.stop_return)
-        self._evaluators = evaluators
-        self._metrics, self._progress = parts.metrics, parts.progress
-        self._checkpointing, self._snapshots = parts.checkpointing, parts.snapshots
-        self._why_not = why_not_confirmed(parts.config)
-        self._candidate: _Candidate | None = None
-        self._waited_for: _Candidate | None = None
-
-    @property
-    def wants_evaluator(self) -> bool:
-        """Whether the driver should start an evaluator."""
-        return bool(self._goals) and not self._why_not and self._evaluators.only_local
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a candidate has no verdict yet."""
-        candidate = self._candidate
-        if candidate is not None and candidate.cut is None and not self._snapshots.under_way:
-            self.give_up()  # its learner is gone, or writing it failed
-        return self._candidate is not None
-
-    def check(self) -> bool:
-        """Start a candidate; return whether the run is solved without confirmation."""
-        if self.outcome or self.under_way:
-            return False
-        proposed = self._goals.proposed(self._metrics)
-        if not proposed:
-            return False
-        if why_not := self._why_not or self._evaluators.why_unavailable():
-            self.outcome = {"confirmed": False, "why_not": why_not}
-            return True
-        if self._checkpointing.begin(CANDIDATE):
-            self._candidate = _Candidate(proposed, self._metrics.episodes)
-            self._progress.message(
-                f"training has a return of {named_returns(proposed)}: "
-                f"{self._metrics.candidates.episodes} episodes with these weights must confirm it"
-            )
-        return False
-
-    def written(self, event: SnapshotWritten) -> None:
-        """Handle a written checkpoint, perhaps the candidate's."""
-        if event.aside != CANDIDATE:
-            return
-        if self._candidate is None:  # the candidate was abandoned
-            self._snapshots.discard_aside(CANDIDATE)
-        elif event.path is not None:
-            self._candidate.cut = event
-            self.play()
-
-    def play(self) -> None:
-        """Have an evaluator play the candidate, if both are ready."""
-        candidate = self._candidate
-        if candidate is None or candidate.cut is None or candidate.player:
-            return
-        goal = None  # no early end with goals of modules or agents
-        if EPISODE in self._goals.by_name:
-            best = max(self._metrics.returns)
-            goal = training_pb2.Evaluate.Goal(mean=self._goals.by_name[EPISODE], best=best)
-        episodes, cut = self._metrics.candidates.episodes, candidate.cut
-        asked = self._evaluators.ask(episodes, cut.update, cut, alone=True, goal=goal)
-        candidate.player = next(iter(asked), None)
-
-    def evaluated(
-        self, command: training_pb2.Evaluate, evaluation: training_pb2.Evaluation
-    ) -> bool:
-        """Judge a played candidate; return whether the run is solved."""
-        candidate = self._candidate
-        if candidate is None or candidate.cut is None:
-            return False
-        if command.checkpoint != candidate.cut.place:
-            return False  # an abandoned candidate
-        candidate.player = None
-        if not evaluation.episode_returns:
-            self.impossible(evaluation.why_fewer)
-            return False
-        # An evaluator stops early if the goal is out of reach.
-        episodes = len(evaluation.episode_returns)
-        played = self._goals.played(
-            evaluation.episode_returns, from_messages(evaluation.agent_returns)
-        )
-        is_reached = self._goals.reached(played)
-        # A gateway also gives up, without simulators: then the proof is incomplete.
-        if is_reached and episodes < command.episodes:
-            self._progress.message(
-                f"not confirmed: update {candidate.cut.update} played {episodes} of "
-                f"{command.episodes} episodes: {evaluation.why_fewer}; training continues"
-            )
-            self.give_up()
-            return False
-        if not is_reached:
-            early = "the first " if episodes < command.episodes else ""
-            spreads = {name: spread(each.mean, each.deviation) for name, each in played.items()}
-            self._progress.message(
-                f"not confirmed: update {candidate.cut.update} has a return of "
-                f"{named(spreads) or 'nothing'} in {early}{episodes} episodes, instead of "
-                f"{named_returns(self._goals.by_name)} in {command.episodes}; training continues"
-            )
-            # The next candidate then waits longer.
-            self._metrics.candidates.refuse(candidate.episodes)
-            self._discard()
-            return False
-        self.kept, given = candidate.cut.path, self._goals.as_given
-        self.outcome = {
-            "confirmed": True,
-            "return_mean": given({name: each.mean for name, each in played.items()}),
-            "return_deviation": given({name: each.deviation for name, each in played.items()}),
-            "episodes": episodes,
-            "training_return_mean": given(candidate.proposed),
-            "env_steps_trained": candidate.cut.steps,
-            "update": candidate.cut.update,
-            "candidates_refused": self._metrics.candidates.refused,
-        }
-        # Not discarded, because this would delete the checkpoint of the solved run.
-        self._candidate = None
-        return True
-
-    def left(self, worker: Worker) -> None:
-        """Handle a lost evaluator: its successor plays the candidate."""
-        if self._candidate is not None and self._candidate.player is worker:
-            self._candidate.player = None
-
-    def impossible(self, why: str) -> None:
-        """Stop confirming candidates, and note why it is impossible."""
-        self._why_not = self._why_not or why
-        if self._candidate is not None:
-            self._discard()
-
-    def give_up(self) -> None:
-        """Abandon this candidate; the next one comes later."""
-        if self._candidate is not None:
-            self._metrics.candidates.postpone(self._candidate.episodes)
-        if self.kept is None:
-            self._discard()
-
-    def wait(self, drain: Drain, seconds: float, patience: float) -> None:
-        """Wait for the verdict on the last candidate, `patience` for an evaluator."""
-        drain(_REPORT_SECONDS, lambda: not self.under_way)
-        if self.under_way:
-            how = stop_hint("Ctrl-C leaves without it")
-            self._progress.message(f"waiting for the confirmation that the run is solved{how}")
-        until = time.monotonic() + patience
-        drain(seconds, lambda: not self.under_way or not (self._plays or time.monotonic() < until))
-
-    def overdue(self) -> str:
-        """Describe what a candidate has waited for since the last call."""
-        before, self._waited_for = self._waited_for, self._candidate
-        if self._plays or not self.under_way or before is not self._candidate:
-            return ""
-        if why := self._evaluators.why_unavailable():
-            self.give_up()
-            return f"a candidate cannot be confirmed: {why}"
-        kind = "a gateway with simulators" if self._evaluators.are_gateways else f"{EVALUATOR}-0"
-        return f"a candidate waits for {kind}, which must confirm it: is it stuck?"
-
-    @property
-    def _plays(self) -> bool:
-        return self._candidate is not None and self._candidate.player is not None
-
-    def _discard(self) -> None:
-        candidate, self._candidate = self._candidate, None
-        if candidate is not None and candidate.player and candidate.cut:
-            self._evaluators.stop(candidate.player, candidate.cut)
-        self._snapshots.discard_aside(CANDIDATE)
 
 
 #: File in the checkpoint's directory with the results of its evaluation.

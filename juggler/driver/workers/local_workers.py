@@ -46,10 +46,9 @@ class LocalWorkers:
         self._run_id = run_id
         self._token = token
         self._own_code = own_code
-        self._down: set[str] = set()
-        # Workers that leave, or have left, because fewer are wanted
-        self._dismissed: set[str] = set()
-        self._worker_ids: set[str] = set()
+        # By worker id: "up", also between two processes; "down"; or "leaving", because fewer are
+        # wanted
+        self._states: dict[str, str] = {}
         self._shares = False  # whether this uses the shared forkserver
         self._gateway: GatewayAddress | None = None
         self._timeout = 20.0  # seconds for a worker to reach the driver
@@ -77,12 +76,11 @@ class LocalWorkers:
         here, wanted = self._up(role), self.wanted(role, number)
         leaving = sorted(here - {*wanted}, key=worker_order)
         for worker_id in leaving:
-            self._dismissed.add(worker_id)
+            self._states[worker_id] = "leaving"
             self.supervisor.dismiss(worker_id, math.inf)
         policy = _OF_ENV_RUNNERS if role == ENVRUNNER else RestartPolicy()
         for worker_id in wanted:
             if worker_id not in here:
-                self._down.discard(worker_id)
                 self._start(role, worker_order(worker_id)[1], policy)
         return len(here), leaving
 
@@ -90,9 +88,8 @@ class LocalWorkers:
         """Return ids of a role's workers after `scale`."""
         here = sorted(self._up(role), key=worker_order)
         # The number of a worker that is still leaving is not reused.
-        taken = {*here, *self._dismissed}
         ids = (f"{role}-{index}" for index in itertools.count())
-        free = (each for each in ids if each not in taken)
+        free = (each for each in ids if self._states.get(each, "down") == "down")
         return here[:number] + list(itertools.islice(free, max(0, number - len(here))))
 
     def end(self, worker_id: str, *, was_asked: bool) -> None:
@@ -101,14 +98,13 @@ class LocalWorkers:
 
     def is_dismissed(self, worker_id: str) -> bool:
         """Return whether a worker leaves because fewer are wanted."""
-        return worker_id in self._dismissed
+        return self._states.get(worker_id) == "leaving"
 
     def was_dismissed(self, worker_id: str) -> bool:
         """Return whether an ended process was dismissed; free its number."""
         if not self.is_dismissed(worker_id):
             return False
-        self._dismissed.remove(worker_id)
-        self._worker_ids.discard(worker_id)
+        del self._states[worker_id]
         return True
 
     def start_learner(self, index: int) -> None:
@@ -118,7 +114,7 @@ class LocalWorkers:
     def start_evaluators(self) -> None:
         """Start evaluators, once; a run with gateways has none."""
         for index in range(0 if self._gateway else self._num_evaluators):
-            if f"{EVALUATOR}-{index}" not in self._worker_ids:
+            if f"{EVALUATOR}-{index}" not in self._states:
                 self._start(EVALUATOR, index, RestartPolicy())
 
     def cpu_seconds(self) -> float:
@@ -127,7 +123,7 @@ class LocalWorkers:
 
     def gave_up_on(self, worker_id: str) -> None:
         """Note that a worker's process stays down."""
-        self._down.add(worker_id)
+        self._states[worker_id] = "down"
 
     def any_up(self, role: str) -> bool:
         """Return whether a process of this role runs or will run again."""
@@ -135,17 +131,15 @@ class LocalWorkers:
 
     def is_up(self, worker_id: str) -> bool:
         """Return whether a worker is up or restarting, and not leaving."""
-        gone = worker_id in self._down or worker_id in self._dismissed
-        return worker_id in self._worker_ids and not gone
+        return self._states.get(worker_id) == "up"
 
     def _up(self, role: str) -> set[str]:
         """Return ids of a role's workers that run and stay."""
-        own = (each for each in self._worker_ids if each.startswith(f"{role}-"))
-        return set(filter(self.is_up, own))
+        return {each for each in self._states if each.startswith(f"{role}-") and self.is_up(each)}
 
     def keep_failing(self, role: str) -> bool:
         """Return whether all processes of a role keep dying before any work."""
-        worker_ids = [each for each in self._worker_ids if each.startswith(f"{role}-")]
+        worker_ids = [each for each in self._states if each.startswith(f"{role}-")]
         return bool(worker_ids) and all(map(self.supervisor.keeps_failing, worker_ids))
 
     def directory_is_gone(self) -> str:
@@ -188,5 +182,5 @@ class LocalWorkers:
             target = of_gateway if gateway else "juggler.envrunner.envrunner_worker:main"
             program = EnvRunnerProgram(contact, role, self._own_code, gateway)
         worker_id = f"{role}-{index}"
-        self._worker_ids.add(worker_id)
+        self._states[worker_id] = "up"
         self.supervisor.add(worker_id, WorkerProgram(target, program), policy)

@@ -10,12 +10,11 @@ import gymnasium
 from google.protobuf.json_format import MessageToDict
 
 from juggler.driver.config import ConfigError, RunConfig
-from juggler.driver.driver_config import UPDATES_IN_FLIGHT
 from juggler.driver.reporting.metrics import CONFIRMING_EPISODES
 from juggler.envrunner.envrunner_program import EVALUATOR
 from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
 from juggler.learner.algorithms.registry import find_algorithm
-from juggler.learner.process.learner_program import LearnerSetup, ModuleSetup
+from juggler.learner.process.learner_program import ModuleSetup
 from juggler.runtime.actors.worker import to_json
 from juggler.runtime.near_matches import nearest
 from juggler.runtime.wire.spaces import space_to_message
@@ -113,18 +112,6 @@ def environments(config: RunConfig, role: str) -> int:
             most = max(most, CONFIRMING_EPISODES)
         rows = min(rows, most)
     return rows
-
-
-def learner_setup(config: RunConfig, index: int, *, may_meet: bool) -> LearnerSetup:
-    """Make the setup of a learner process."""
-    return LearnerSetup(
-        device=config.driver.device_name(index),
-        threads=config.driver.learner_threads,
-        updates_in_flight=UPDATES_IN_FLIGHT,
-        may_meet=may_meet,
-        shared=config.agents.shared,
-        synchronous=config.driver.synchronous,
-    )
 
 
 def env_runner_setup(

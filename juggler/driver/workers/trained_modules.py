@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from google.protobuf.message import Message
+from numpy.typing import NDArray
 
 from juggler.driver.checkpoint.first_weights import FirstWeights
 from juggler.driver.checkpoint.snapshots import (
@@ -57,9 +59,7 @@ class TrainedModules:
     ) -> None:
         self._parts, self._config, self._core = parts, parts.config, parts.core
         self._registry, self._commands, self._resume = parts.registry, parts.commands, resume
-        self.connectors = parts.connectors
-        self.learners: dict[str, ModuleLearners] = {}
-        self.stale_runners: dict[str, StaleRunners] = {}
+        self.modules: dict[str, TrainedModule] = {}  # by id
         # By worker id, its own counts of steps, which must agree with the core's ledger
         self.steps: dict[str, Counter[str]] = defaultdict(Counter)
         for module_id in parts.core.modules:
@@ -74,28 +74,23 @@ class TrainedModules:
         self._core.add(module_id, ModuleStart(settings, late=True))
         self._keep(module_id, first)
         for learner in registry.hosts(module_id):
-            for command in self.learners[module_id].begin(learner, seed=0):
+            for command in self.modules[module_id].begin(learner, seed=0):
                 self._commands.send(learner, command)
         self._parts.frozen_parts.add_player(module_id, registry.acting_setup(module_id))
 
-    def begin_with(self, module_id: str, first: FirstWeights) -> None:
-        """Set the first weights of a module that has no learner yet."""
-        self.learners[module_id].first = first
-        self.connectors[module_id] = connectors_of(None, first, module_id)
-
     def learner_ready(self) -> None:
         """Release the resumed state once each module had a learner."""
-        if self._resume and all(each.had_learner for each in self.learners.values()):
+        if self._resume and all(each.had_learner for each in self.modules.values()):
             self._resume.release_arrays()
             self._resume = None
 
     def received(self, worker: Worker, module_id: str) -> None:
         """Note that a worker has received an added module."""
-        if (module := self._core.modules.get(module_id)) is None:
+        module = self._core.modules.get(module_id)
+        if module is None or worker.role != ENVRUNNER:
             return
-        if worker.role == ENVRUNNER:
-            key, steps = (worker.worker_id, worker.incarnation), self._registry.most_steps
-            self._core.book(RunnerPlays(*key, steps, module_id))
+        key, steps = (worker.worker_id, worker.incarnation), self._registry.most_steps
+        self._core.book(RunnerPlays(*key, steps, module_id))
         if module.members:
             self._commands.send_learners(worker, module_id, module.generation)
 
@@ -116,7 +111,7 @@ class TrainedModules:
     def reset_first(self, module_id: str, seed: int, first: FirstWeights | None) -> ModuleReset:
         """Let future learners of a module reset older states."""
         reset = ModuleReset(self._core.modules[module_id].generation + 1, seed, first)
-        self.learners[module_id].last_reset = reset
+        self.modules[module_id].last_reset = reset
         return reset
 
     def can_play(self, module_id: str) -> bool:
@@ -124,7 +119,7 @@ class TrainedModules:
         module = self._core.modules.get(module_id)
         if module is None or not module.members or self._parts.frozen_parts.awaited(module_id):
             return False
-        return not self.learners[module_id].precede_reset(module.weights_version)
+        return not self.modules[module_id].precede_reset(module.weights_version)
 
     def remove(self, module_id: str) -> None:
         """Stop training a module; `forget` follows once it is settled."""
@@ -133,7 +128,7 @@ class TrainedModules:
 
     def settled(self) -> list[str]:
         """Return modules without open commands, which can be forgotten."""
-        settled = [] if self._parts.snapshots.under_way else self._core.settled
+        settled = [] if self._parts.checkpoints.under_way else self._core.settled
         return [each for each in settled if not self._commands.pool.has_matching(_about(each))]
 
     def forget(self, module_id: str) -> None:
@@ -144,21 +139,14 @@ class TrainedModules:
         for learner in registry.hosts(module_id):
             self._commands.send(learner, training_pb2.RemoveModule(module_id=module_id))
         registry.remove(module_id)
-        del self.learners[module_id], self.connectors[module_id], self.stale_runners[module_id]
+        del self.modules[module_id]
 
     def _keep(self, module_id: str, first: FirstWeights | None) -> None:
         """Add a module to the tables."""
-        config, module = self._config, self._core.modules[module_id]
-        settings = config.of(self._registry.trained[module_id])
-        resume = self._resume
+        resume, module = self._resume, self._core.modules[module_id]
         if resume is not None and is_without(resume, module_id):
             resume = None
-        self.connectors[module_id] = connectors_of(resume, first, module_id)
-        several = len(self._core.modules) > 1 or bool(config.agents.league)
-        self.stale_runners[module_id] = StaleRunners(
-            settings.staleness.drop_after, module_id if several else ""
-        )
-        self.learners[module_id] = ModuleLearners(self._parts, module, resume, first, self.steps)
+        self.modules[module_id] = TrainedModule(self._parts, module, resume, first, self.steps)
 
 
 def _about(module_id: str) -> Callable[[Any], bool]:
@@ -190,8 +178,8 @@ class ModuleReset:
             yield from begin_commands(module_id, self.first)
 
 
-class ModuleLearners:
-    """The driver's state of a module's learners, except batches."""
+class TrainedModule:
+    """The driver's state of a module and its learners, except batches."""
 
     def __init__(
         self,
@@ -212,17 +200,26 @@ class ModuleLearners:
         self._last_warning = -_WARNING_SECONDS  # time of the last warning
         self._agreed = (0, 0)  # a generation, and the hash of its state
         # Whether there are or were several learners
-        self._several = registry.processes_of(core.module_id) > 1
+        self._several = registry.hosting.processes_of(core.module_id) > 1
         # Messages name the module only if there are several.
         several = len(config.module_ids) > 1 or bool(config.agents.league)
         self._of_module = f" of module {core.module_id}" if several else ""
+        # State of the EnvRunners' connectors
+        self.connectors = connectors_of(resume, first, core.module_id)
+        staleness = config.of(registry.trained[core.module_id]).staleness
+        self.stale_runners = StaleRunners(staleness.drop_after, core.module_id if several else "")
         self._patience = config.driver.worker_timeout_seconds
         self._waited_since: float | None = None  # start of the wait for the first learners
         self._core, self._registry = core, registry
-        self._snapshots, self._progress = parts.snapshots, parts.progress
+        self._checkpoints, self._progress = parts.checkpoints, parts.progress
         self._resume = resume
         self.first = first  # their first weights before the first checkpoint; None: new weights
         self.last_reset: ModuleReset | None = None  # last reset of the module; None: never reset
+
+    def begin_with(self, first: FirstWeights) -> None:
+        """Set the first weights before there is a learner."""
+        self.first = first
+        self.connectors = connectors_of(None, first, self._core.module_id)
 
     def precede_reset(self, version: Version) -> bool:
         """Return whether weights of this version are older than the last reset."""
@@ -258,7 +255,7 @@ class ModuleLearners:
                 known = self._resume.version_of(self._core.module_id)
                 self._given[learner] = Version(*known), ""
             return self._resume
-        state, problems = self._snapshots.newest_good()
+        state, problems = self._checkpoints.newest_good()
         for problem in problems:
             self._progress.message(problem, "error")
         if state is not None and is_without(state, self._core.module_id):
@@ -414,24 +411,15 @@ _MUCH = 0.2  # share of the steps of one EnvRunner
 _CHANGE = 0.3
 
 
-@dataclass(slots=True)
-class _RecentCounts:
-    """Counts of one EnvRunner, over its last batches."""
-
-    batches: float = 0.0
-    stale_batches: float = 0.0
-    steps: float = 0.0
-    stale: float = 0.0
-    shown: float | None = None  # the share in the last warning
-
-
 class StaleRunners:
     """Warns of EnvRunners whose steps are often dropped as stale."""
 
     def __init__(self, max_staleness: int, module_id: str = "") -> None:
         self._max_staleness = max_staleness
         self._of_module = f" for module {module_id}" if module_id else ""
-        self._lately: dict[str, _RecentCounts] = {}  # by worker id
+        # By worker id: its last batches, stale ones among them, their steps, and stale steps
+        self._lately: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros(4))
+        self._shown: dict[str, float] = {}  # the share in the last warning, by worker id
 
     def answered(self, used: Iterable[UsedBatch], updating: Mapping[int, OpenBatch]) -> None:
         """Count batches of an answer that is not booked yet."""
@@ -446,28 +434,23 @@ class StaleRunners:
             self._count(worker_id, stale_steps, stale_steps)
 
     def _count(self, worker_id: str, steps: int, stale: int) -> None:
-        lately = self._lately.setdefault(worker_id, _RecentCounts())
-        lately.batches, lately.steps = lately.batches + 1, lately.steps + steps
-        lately.stale += stale
-        lately.stale_batches += stale > 0
-        if lately.batches >= _MOST:
-            lately.batches, lately.steps = lately.batches / 2, lately.steps / 2
-            lately.stale, lately.stale_batches = lately.stale / 2, lately.stale_batches / 2
+        lately = self._lately[worker_id]
+        lately += (1, stale > 0, steps, stale)
+        if lately[0] >= _MOST:
+            lately /= 2
 
     def left(self, worker_id: str) -> None:
         self._lately.pop(worker_id, None)
+        self._shown.pop(worker_id, None)
 
     def check(self) -> list[str]:
         """Return warnings of EnvRunners with a new share."""
         texts = []
-        for worker_id, lately in self._lately.items():
-            share, shown = lately.stale / max(1.0, lately.steps), lately.shown
-            if shown is None:
-                due = lately.stale_batches >= _FEWEST and share >= _MUCH
-            else:
-                due = abs(share - shown) >= _CHANGE
-            if due:
-                lately.shown = share
+        for worker_id, (_, stale_batches, steps, stale) in self._lately.items():
+            share, shown = float(stale / max(1.0, steps)), self._shown.get(worker_id)
+            is_new = shown is None and stale_batches >= _FEWEST and share >= _MUCH
+            if is_new or (shown is not None and abs(share - shown) >= _CHANGE):
+                self._shown[worker_id] = share
                 texts.append(self._text(worker_id, share))
         return texts
 

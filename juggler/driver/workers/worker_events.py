@@ -63,8 +63,8 @@ def read(packed: any_pb2.Any, message: M) -> M:
     return message
 
 
-class RunnerEvents:
-    """Books receipts, and arrivals and departures of EnvRunners and evaluators."""
+class WorkerEvents:
+    """Reads workers' messages, and books them or passes them on."""
 
     def __init__(self, parts: RunParts) -> None:
         self._parts = parts
@@ -76,29 +76,184 @@ class RunnerEvents:
         self._unreached: dict[tuple[Worker, Worker], tuple[int, float, bool]] = {}
         # By module and EnvRunner: refused batches since the last accepted one.
         self._refused: dict[str, Counter[str]] = defaultdict(Counter)
+        self._receipts_first = ReceiptOrder(parts.commands.pool, self._synchronous)
+        # Parts for attached workers:
+        self._failed_once: set[Worker] = set()
+        self._dismissed: set[Worker] = set()
 
-    def ready(
+    def handle(self, event: HubEvent) -> None:
+        """Handle an event of a worker."""
+        if event.worker in self._dismissed and not isinstance(event, WorkerLeft):
+            return  # a message from before its dismissal
+        for each in self._receipts_first.in_order(event):
+            try:
+                self._handle(each)
+            except (TypeError, ValueError) as error:
+                self._dismissed.add(each.worker)
+                what = one_line(str(error), _LONGEST_REASON)
+                reason = f"sent an invalid message: {what}"
+                self._parts.departures.last_failure = f"It {reason}"
+                self._parts.hub.dismiss(each.worker, reason)
+
+    def _handle(self, event: HubEvent) -> None:
+        completions = self._parts.commands.pool.complete(event)
+        if isinstance(event, WorkerLeft):
+            return self._left(event, completions)
+        for completed in completions:
+            if completed.failure is None:
+                self._answered(completed, completed.body or any_pb2.Any())
+            else:
+                self._failed(completed, completed.failure.message)
+        if isinstance(event, WorkerJoined):
+            self._parts.metrics.workers.joined(event.worker)
+            self._set_up(self._parts.registry.joined(event.worker))
+        elif isinstance(event, WorkerReported):
+            self._reported(event.worker, event.body)
+
+    def _reported(self, worker: Worker, body: any_pb2.Any) -> None:
+        """Handle a worker's report: a message for people, or arrived batches."""
+        if worker.role == LEARNER and body.TypeName() != _NOTE:
+            return self._arrived(worker, read(body, training_pb2.Arrivals()))
+        note = read(body, training_pb2.Note())
+        if note.HasField("simulators"):
+            self._parts.metrics.workers.has_simulators(worker.worker_id, note.simulators)
+        level: Level = "warning" if note.warning else "info"
+        self._parts.progress.message(f"{worker.worker_id} {note.text}", level)
+
+    def _answered(self, completed: Completed, body: any_pb2.Any) -> None:
+        parts, worker, request = self._parts, completed.worker, completed.request
+        if isinstance(request, training_pb2.Snapshot):
+            if request.whole:
+                assert parts.league is not None
+                number = completed.command_id
+                return parts.league.receive(number, body.value, completed.last)
+            return parts.checkpoints.add_chunk(request.module_id, body.value, completed.last)
+        # States apart, each request has one answer.
+        match request:
+            case training_pb2.SampleRequest():
+                self._sampled(worker, read(body, training_pb2.Receipt()))
+            case training_pb2.Update() if request.metrics_only:
+                self._last_metrics(worker, read(body, training_pb2.UpdateDone()))
+            case training_pb2.Update():
+                done = read(body, training_pb2.UpdateDone())
+                self._must_not_be_ahead(request.module_id, Version.of(done.version))
+                self._updated(worker, done)
+                self._count_episodes()
+            case training_pb2.Group():
+                formed = read(body, training_pb2.GroupFormed())
+                self._must_not_be_ahead(request.module_id, Version(0, formed.update))
+                self._formed(worker, formed)
+            # Parts are sent one by one: each answer lets the next one go.
+            case training_pb2.Restore() | training_pb2.RemovePlayer() if worker.role != LEARNER:
+                parts.frozen_parts.send_next(worker)
+            case training_pb2.Setup() if worker.role != LEARNER:
+                self._set_up(self._runner_ready(worker, read(body, training_pb2.Ready())))
+                parts.frozen_parts.send_next(worker)
+            case training_pb2.AddPlayer():
+                if parts.league:
+                    parts.league.received(worker, request.module_id)
+                parts.frozen_parts.send_next(worker)
+            case training_pb2.AddModule():
+                self._learner_ready(worker, read(body, training_pb2.ModuleReady()))
+            # Candidates and evaluations share the evaluators.
+            case training_pb2.Evaluate():
+                parts.local.supervisor.of_use(worker.worker_id)
+                evaluation = read(body, training_pb2.Evaluation())
+                parts.evaluations.answered(worker, request, evaluation)
+
+    def _must_not_be_ahead(self, module_id: str, version: Version) -> None:
+        """Reject a version that no weights can have: requests would wait forever."""
+        module = self._parts.core.module(module_id)
+        newest = Version(module.generation, module.weights_version.update)
+        if version.generation > newest.generation or version.update > newest.update + 1:
+            raise ValueError(f"weights of {version}, but the newest can be one after {newest}")
+
+    def _failed(self, completed: Completed, reason: str) -> None:
+        """Handle a failed request; its worker usually leaves."""
+        parts, worker, request = self._parts, completed.worker, completed.request
+        key = worker.worker_id, worker.incarnation
+        match request:
+            case training_pb2.SampleRequest():
+                parts.happened(events.SampleFailed(request.batch_id, *key, request.module_id))
+            case training_pb2.Update() if not request.metrics_only:
+                failed = events.UpdateAborted(request.update_id, *key, reason, request.module_id)
+                parts.happened(failed)
+            case training_pb2.Snapshot():
+                if request.whole:
+                    assert parts.league is not None
+                    parts.league.abandoned(completed.command_id)
+                else:
+                    # Another learner may be asked, or a later checkpoint made.
+                    parts.checkpoints.abandon(request.module_id)
+            case training_pb2.Evaluate():
+                parts.evaluations.left(worker)
+        if worker in self._failed_once:
+            parts.hub.dismiss(worker, f"failed again: {reason}")
+        self._failed_once.add(worker)
+
+    def _set_up(self, setups: list[tuple[Worker, training_pb2.Setup]]) -> None:
+        for worker, setup in setups:
+            if worker.role != LEARNER:
+                setup.steps_trained = self._parts.core.trained
+                self._parts.frozen_parts.set_up(worker, setup)
+                continue
+            self._parts.commands.send(worker, setup)
+            for module_id in self._parts.registry.hosting.modules_of(worker.index):
+                for command in self._parts.modules[module_id].begin(worker, setup.seed):
+                    self._parts.commands.send(worker, command)
+
+    def _left(self, event: WorkerLeft, unanswered: list[Completed]) -> None:
+        parts, worker = self._parts, event.worker
+        parts.metrics.workers.left(event)
+        parts.registry.left(worker)
+        parts.frozen_parts.left(worker)
+        if parts.league:
+            for each in unanswered:
+                parts.league.abandoned(each.command_id)
+        for module in parts.modules.values():
+            module.connectors.left(worker)
+        self._failed_once.discard(worker)
+        self._dismissed.discard(worker)
+        if worker.local:
+            # It may hang, and its successor needs its place.
+            after = 5.0 if event.farewell else 0.0
+            supervisor = parts.local.supervisor
+            supervisor.kill(worker.worker_id, worker.pid, after, abort=event.unresponsive)
+        parts.departures.left(event)
+        if not parts.end.reached:
+            parts.callbacks.note("on_worker_lost", worker.worker_id, event.reason)
+        if worker.role == ENVRUNNER:
+            self._runner_left(event, unanswered)
+        if worker.role == LEARNER:
+            self._learner_left(event)
+        else:
+            parts.evaluations.left(worker)
+
+    # -- EnvRunners -------------------------------------------------------------------------------
+
+    def _runner_ready(
         self, worker: Worker, ready: training_pb2.Ready
     ) -> list[tuple[Worker, training_pb2.Setup]]:
         """Handle a ready worker; return workers to set up now."""
         parts = self._parts
         parts.metrics.workers.ready(worker)
         setups = parts.registry.runner_ready(worker, ready)
-        for module_id, module in parts.core.modules.items():
-            if module.members:
-                parts.commands.send_learners(worker, module_id, module.generation)
-        parts.confirmation.play()
+        parts.evaluations.play_candidate()
+        # Evaluators play checkpoints, and need no learner.
         if worker.role == ENVRUNNER:
+            for module_id, module in parts.core.modules.items():
+                if module.members:
+                    parts.commands.send_learners(worker, module_id, module.generation)
             steps = {module.module_id: module.rows * module.steps for module in ready.modules}
             parts.happened(events.RunnerJoined(worker.worker_id, worker.incarnation, steps))
         return setups
 
-    def sampled(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
+    def _sampled(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
         """Book a receipt: a batch is at its learner, or lost."""
         parts, module_id = self._parts, receipt.module_id
         version = Version.of(receipt.version)
         # Before the core sends requests, which carry the state of connectors.
-        connectors = parts.connectors[module_id]
+        connectors = parts.modules[module_id].connectors
         connectors.add_delta(worker.worker_id, receipt.batch_id, receipt.connector_delta)
         if not self._synchronous:
             connectors.merge_waiting()
@@ -117,7 +272,7 @@ class RunnerEvents:
             )
         )
         if parts.league:
-            parts.league.matches.finished(worker, receipt.matches)
+            parts.league.finished(worker, receipt.matches)
         # Dropped steps were sampled, too.
         parts.metrics.workers.worked(worker.worker_id, receipt.live_steps, version)
         for played in receipt.played:
@@ -126,7 +281,7 @@ class RunnerEvents:
         parts.metrics.workers.counted(worker.worker_id, receipt.counts)
         if receipt.HasField("simulators"):
             parts.metrics.workers.has_simulators(worker.worker_id, receipt.simulators)
-        parts.stale_runners[module_id].brought(worker.worker_id, receipt.stale_steps)
+        parts.modules[module_id].stale_runners.brought(worker.worker_id, receipt.stale_steps)
         self._check_arrival(worker, receipt)
         if receipt.dropped:
             self._count_episodes_of_others(receipt)
@@ -141,7 +296,7 @@ class RunnerEvents:
         parts.local.supervisor.of_use(worker.worker_id)
         self._receipts[worker.worker_id, receipt.batch_id] = receipt
         if not self._synchronous:
-            self.count_episodes()
+            self._count_episodes()
 
     def _check_arrival(self, worker: Worker, receipt: training_pb2.Receipt) -> None:
         """Warn if batches of an EnvRunner do not reach a learner.
@@ -183,7 +338,7 @@ class RunnerEvents:
                 f"row, and accepted no others. The last reason: {receipt.explanation}"
             )
 
-    def count_episodes(self) -> None:
+    def _count_episodes(self) -> None:
         """Count episodes in order of EnvRunners and requests, for reproducible runs."""
         order = sorted(self._receipts, key=lambda key: (worker_order(key[0]), key[1]))
         receipts = [self._receipts.pop(key) for key in order]
@@ -209,7 +364,7 @@ class RunnerEvents:
             metrics = self._parts.metrics.of(played.module_id)
             metrics.episodes_ended(played.episode_returns, played.episode_lengths)
 
-    def left(self, event: WorkerLeft, unanswered: Iterable[Completed]) -> None:
+    def _runner_left(self, event: WorkerLeft, unanswered: Iterable[Completed]) -> None:
         """Handle a lost EnvRunner; its last answers name begun requests."""
         not_begun = frozenset(
             each.request.batch_id
@@ -220,8 +375,8 @@ class RunnerEvents:
         )
         parts, worker = self._parts, event.worker
         # Its successor is another process, perhaps on another host.
-        for stale_runners in parts.stale_runners.values():
-            stale_runners.left(worker.worker_id)
+        for module in parts.modules.values():
+            module.stale_runners.left(worker.worker_id)
         self._unreached = {
             pair: each for pair, each in self._unreached.items() if worker not in pair
         }
@@ -233,20 +388,15 @@ class RunnerEvents:
         if parts.departures.hopeless(event):
             parts.end.fail(f"{worker.worker_id} could not start: {event.reason}")
 
+    # -- learners ---------------------------------------------------------------------------------
 
-class LearnerEvents:
-    """Books arrivals and updates, and learners that come and go."""
-
-    def __init__(self, parts: RunParts) -> None:
-        self._parts = parts
-
-    def ready(self, worker: Worker, ready: training_pb2.ModuleReady) -> None:
+    def _learner_ready(self, worker: Worker, ready: training_pb2.ModuleReady) -> None:
         """Handle a learner that has the first weights of a module."""
         parts, module_id = self._parts, ready.module_id
         parts.metrics.workers.ready(worker)
         if refusal := parts.registry.why_no_member(worker, ready):
             return parts.hub.dismiss(worker, refusal)
-        learners = parts.learners[module_id]
+        learners = parts.modules[module_id]
         for command in learners.reset_again(worker, ready):
             parts.commands.send(worker, command)
         for kept in learners.ready(worker, ready):
@@ -255,18 +405,18 @@ class LearnerEvents:
         parts.trained.learner_ready()
         parts.happened(events.LearnerJoined(worker.worker_id, worker.incarnation, module_id))
 
-    def formed(self, worker: Worker, formed: training_pb2.GroupFormed) -> None:
+    def _formed(self, worker: Worker, formed: training_pb2.GroupFormed) -> None:
         """Handle a learner that has met its group, or could not."""
-        met = self._parts.learners[formed.module_id].met(worker, formed)
+        met = self._parts.modules[formed.module_id].met(worker, formed)
         if met is not None:
             self._parts.happened(met)
         if self._parts.league:
             self._parts.league.check()
 
-    def arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
+    def _arrived(self, worker: Worker, message: training_pb2.Arrivals) -> None:
         """Book batches that arrived at a learner."""
         parts, module_id = self._parts, message.module_id
-        if module_id not in parts.learners:
+        if module_id not in parts.modules:
             return  # a player that has left: its books are closed
         key = worker.worker_id, worker.incarnation
         for arrival in message.arrivals:
@@ -274,7 +424,7 @@ class LearnerEvents:
                 events.BatchArrived(*key, arrival.batch_id, arrival.live_steps, module_id)
             )
 
-    def updated(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
+    def _updated(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
         """Book a learner's share of an update."""
         parts, worker_id, module_id = self._parts, worker.worker_id, done.module_id
         used = used_batches(done)
@@ -282,15 +432,16 @@ class LearnerEvents:
         if done.peer_lost:  # a new member may have none of the group's updates
             version = parts.core.modules[module_id].weights_version
         # A checkpoint of this update has what connectors learned before it.
-        for connectors in parts.connectors.values():
-            connectors.merge_waiting()
-        parts.stale_runners[module_id].answered(used, parts.core.modules[module_id].ledger.updating)
+        for module in parts.modules.values():
+            module.connectors.merge_waiting()
+        updating = parts.core.modules[module_id].ledger.updating
+        parts.modules[module_id].stale_runners.answered(used, updating)
         key = worker_id, worker.incarnation
         metrics = {key: each.values for key, each in done.metrics.items()}
         finished = events.UpdateFinished(done.update_id, *key, version, used, module_id)
         self._made(finished, metrics)
         parts.local.supervisor.of_use(worker_id)
-        parts.learners[module_id].updated(worker, done)
+        parts.modules[module_id].updated(worker, done)
         # After the booking, which raises if the answer is invalid.
         trained = [batch for batch in used if not batch.dropped]
         for batch in trained:
@@ -302,7 +453,7 @@ class LearnerEvents:
         parts.metrics.updated(worker_id, module_id, metrics)
         self._measured(worker, done)
 
-    def last_metrics(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
+    def _last_metrics(self, worker: Worker, done: training_pb2.UpdateDone) -> None:
         """Store the metrics of updates that earlier answers did not have."""
         metrics = {key: each.values for key, each in done.metrics.items()}
         # Numbers that are only measured at some updates stay.
@@ -350,189 +501,18 @@ class LearnerEvents:
             self._parts.metrics.updates += 1
             self._parts.callbacks.updated(update.module_id, metrics)
 
-    def left(self, event: WorkerLeft) -> None:
+    def _learner_left(self, event: WorkerLeft) -> None:
         """Handle a lost learner, and end a run without any."""
         parts, worker = self._parts, event.worker
-        parts.checkpointing.left(worker.worker_id)
+        parts.checkpoints.left(worker.worker_id)
         parts.metrics.learner_left(worker.worker_id)
-        for learners in parts.learners.values():
-            learners.left(worker)
+        for module in parts.modules.values():
+            module.left(worker)
         parts.happened(events.LearnerLeft(worker.worker_id, worker.incarnation, event.reason))
         if parts.league:
             parts.league.check()
         if event.failure and not parts.core.members:
             parts.end.fail(f"{worker.worker_id} is lost: {event.reason}", "learner_lost")
-
-
-class WorkerEvents:
-    """Reads workers' messages, and passes them to the right part."""
-
-    def __init__(self, parts: RunParts) -> None:
-        self._parts = parts
-        self._runners = RunnerEvents(parts)
-        self._learners = LearnerEvents(parts)
-        self._receipts_first = ReceiptOrder(parts.commands.pool, parts.config.driver.synchronous)
-        # Parts for attached workers:
-        self._failed_once: set[Worker] = set()
-        self._dismissed: set[Worker] = set()
-
-    def handle(self, event: HubEvent) -> None:
-        """Handle an event of a worker."""
-        if event.worker in self._dismissed and not isinstance(event, WorkerLeft):
-            return  # a message from before its dismissal
-        for each in self._receipts_first.in_order(event):
-            try:
-                self._handle(each)
-            except (TypeError, ValueError) as error:
-                self._dismissed.add(each.worker)
-                what = one_line(str(error), _LONGEST_REASON)
-                reason = f"sent an invalid message: {what}"
-                self._parts.departures.last_failure = f"It {reason}"
-                self._parts.hub.dismiss(each.worker, reason)
-
-    def _handle(self, event: HubEvent) -> None:
-        completions = self._parts.commands.pool.complete(event)
-        if isinstance(event, WorkerLeft):
-            return self._left(event, completions)
-        for completed in completions:
-            if completed.failure is None:
-                self._answered(completed, completed.body or any_pb2.Any())
-            else:
-                self._failed(completed, completed.failure.message)
-        if isinstance(event, WorkerJoined):
-            self._parts.metrics.workers.joined(event.worker)
-            self._set_up(self._parts.registry.joined(event.worker))
-        elif isinstance(event, WorkerReported):
-            self._reported(event.worker, event.body)
-
-    def _reported(self, worker: Worker, body: any_pb2.Any) -> None:
-        """Handle a worker's report: a message for people, or arrived batches."""
-        if worker.role == LEARNER and body.TypeName() != _NOTE:
-            return self._learners.arrived(worker, read(body, training_pb2.Arrivals()))
-        note = read(body, training_pb2.Note())
-        if note.HasField("simulators"):
-            self._parts.metrics.workers.has_simulators(worker.worker_id, note.simulators)
-        level: Level = "warning" if note.warning else "info"
-        self._parts.progress.message(f"{worker.worker_id} {note.text}", level)
-
-    def _answered(self, completed: Completed, body: any_pb2.Any) -> None:
-        parts, worker, request = self._parts, completed.worker, completed.request
-        if isinstance(request, training_pb2.Snapshot):
-            if request.whole:
-                assert parts.league is not None
-                number = completed.command_id
-                return parts.league.weights.receive(number, body.value, completed.last)
-            state = request.module_id, body.value, completed.last
-            return parts.snapshots.add_chunk(*state, parts)
-        # States apart, each request has one answer.
-        match request:
-            case training_pb2.SampleRequest():
-                self._runners.sampled(worker, read(body, training_pb2.Receipt()))
-            case training_pb2.Update() if request.metrics_only:
-                self._learners.last_metrics(worker, read(body, training_pb2.UpdateDone()))
-            case training_pb2.Update():
-                done = read(body, training_pb2.UpdateDone())
-                self._must_not_be_ahead(request.module_id, Version.of(done.version))
-                self._learners.updated(worker, done)
-                self._runners.count_episodes()
-            case training_pb2.Group():
-                formed = read(body, training_pb2.GroupFormed())
-                self._must_not_be_ahead(request.module_id, Version(0, formed.update))
-                self._learners.formed(worker, formed)
-            # Parts are sent one by one: each answer lets the next one go.
-            case training_pb2.Restore() | training_pb2.RemovePlayer() if worker.role != LEARNER:
-                parts.frozen_parts.send_next(worker)
-            case training_pb2.Setup() if worker.role != LEARNER:
-                self._set_up(self._runners.ready(worker, read(body, training_pb2.Ready())))
-                parts.frozen_parts.send_next(worker)
-            case training_pb2.AddPlayer():
-                if parts.league:
-                    parts.league.received(worker, request.module_id)
-                parts.frozen_parts.send_next(worker)
-            case training_pb2.AddModule():
-                self._learners.ready(worker, read(body, training_pb2.ModuleReady()))
-            # Candidates and evaluations share the evaluators.
-            case training_pb2.Evaluate():
-                parts.local.supervisor.of_use(worker.worker_id)
-                evaluation = read(body, training_pb2.Evaluation())
-                is_known = parts.evaluations.answered(worker, request, evaluation)
-                if not is_known and parts.confirmation.evaluated(request, evaluation):
-                    parts.end.stop("solved")
-                if request.HasField("version"):
-                    parts.frozen_parts.send_next(worker)
-
-    def _must_not_be_ahead(self, module_id: str, version: Version) -> None:
-        """Reject a version that no weights can have: requests would wait forever."""
-        module = self._parts.core.module(module_id)
-        newest = Version(module.generation, module.weights_version.update)
-        if version.generation > newest.generation or version.update > newest.update + 1:
-            raise ValueError(f"weights of {version}, but the newest can be one after {newest}")
-
-    def _failed(self, completed: Completed, reason: str) -> None:
-        """Handle a failed request; its worker usually leaves."""
-        parts, worker, request = self._parts, completed.worker, completed.request
-        key = worker.worker_id, worker.incarnation
-        match request:
-            case training_pb2.SampleRequest():
-                parts.happened(events.SampleFailed(request.batch_id, *key, request.module_id))
-            case training_pb2.Update() if not request.metrics_only:
-                failed = events.UpdateAborted(request.update_id, *key, reason, request.module_id)
-                parts.happened(failed)
-            case training_pb2.Snapshot():
-                if request.whole:
-                    assert parts.league is not None
-                    parts.league.weights.abandoned(completed.command_id)
-                else:
-                    # Another learner may be asked, or a later checkpoint made.
-                    parts.snapshots.abandon(request.module_id)
-            case training_pb2.Evaluate():
-                self._evaluates_no_more(worker)
-        if worker in self._failed_once:
-            parts.hub.dismiss(worker, f"failed again: {reason}")
-        self._failed_once.add(worker)
-
-    def _evaluates_no_more(self, worker: Worker) -> None:
-        self._parts.evaluations.left(worker)
-        self._parts.confirmation.left(worker)
-
-    def _set_up(self, setups: list[tuple[Worker, training_pb2.Setup]]) -> None:
-        for worker, setup in setups:
-            if worker.role != LEARNER:
-                setup.steps_trained = self._parts.core.trained
-                self._parts.frozen_parts.set_up(worker, setup)
-                continue
-            self._parts.commands.send(worker, setup)
-            for module_id in self._parts.registry.modules_of(worker.index):
-                for command in self._parts.learners[module_id].begin(worker, setup.seed):
-                    self._parts.commands.send(worker, command)
-
-    def _left(self, event: WorkerLeft, unanswered: list[Completed]) -> None:
-        parts, worker = self._parts, event.worker
-        parts.metrics.workers.left(event)
-        parts.registry.left(worker)
-        parts.frozen_parts.left(worker)
-        if parts.league:
-            for each in unanswered:
-                parts.league.weights.abandoned(each.command_id)
-        for connectors in parts.connectors.values():
-            connectors.left(worker)
-        self._failed_once.discard(worker)
-        self._dismissed.discard(worker)
-        if worker.local:
-            # It may hang, and its successor needs its place.
-            after = 5.0 if event.farewell else 0.0
-            supervisor = parts.local.supervisor
-            supervisor.kill(worker.worker_id, worker.pid, after, abort=event.unresponsive)
-        parts.departures.left(event)
-        if not parts.end.reached:
-            parts.callbacks.note("on_worker_lost", worker.worker_id, event.reason)
-        if worker.role == ENVRUNNER:
-            self._runners.left(event, unanswered)
-        if worker.role == LEARNER:
-            self._learners.left(event)
-        else:
-            self._evaluates_no_more(worker)
-            parts.confirmation.play()  # another evaluator may be ready
 
 
 class ReceiptOrder:

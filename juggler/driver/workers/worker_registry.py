@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from juggler.driver.checkpoint.first_weights import FrozenModule
 from juggler.driver.config import RunConfig
+from juggler.driver.driver_config import UPDATES_IN_FLIGHT
 from juggler.driver.module_placement import ModulePlacement
 from juggler.driver.workers.module_setups import (
     acting_setup,
@@ -20,11 +21,10 @@ from juggler.driver.workers.module_setups import (
     environments,
     exploration_exponents,
     in_batches,
-    learner_setup,
 )
 from juggler.envrunner.envrunner_program import ENVRUNNER, EVALUATOR
-from juggler.envrunner.setup import ActingSetup
-from juggler.learner.process.learner_program import LEARNER
+from juggler.envrunner.setup import ActingSetup, EnvRunnerSetup
+from juggler.learner.process.learner_program import LEARNER, LearnerSetup
 from juggler.runtime.actors.hub import Worker, WorkerLeft
 from juggler.runtime.actors.supervisor import Exited
 from juggler.runtime.actors.worker import to_json, worker_seed
@@ -56,7 +56,6 @@ class WorkerRegistry:
     ready: dict[str, Worker] = field(default_factory=dict)  # attached workers that are set up
     # By module id; {}: no EnvRunner is ready yet
     spaces: dict[str, training_pb2.Ready.Module] = field(default_factory=dict)
-    had_runner: bool = False  # an EnvRunner has ever been ready
     # By module id and worker id, for learners that host or have hosted the module
     meeting_points: dict[str, dict[str, str]] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)  # devices of learners, by worker id
@@ -64,13 +63,12 @@ class WorkerRegistry:
     # module id
     kept_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     _lives: Counter[str] = field(default_factory=Counter)  # processes set up, by worker id
-    _waiting: dict[str, Worker] = field(default_factory=dict)  # learners, for the spaces
     most_steps: int = 0  # maximum live steps in a batch
-    _hosting: ModulePlacement = field(init=False)
+    hosting: ModulePlacement = field(init=False)
 
     def __post_init__(self) -> None:
         self.trained = self.trained or {each: each for each in self.config.module_ids}
-        self._hosting = ModulePlacement(self.config, self.trained)
+        self.hosting = ModulePlacement(self.config, self.trained)
 
     def add(self, module_id: str, settings_of: str) -> None:
         """Train another module, with the settings of a configured one."""
@@ -80,12 +78,12 @@ class WorkerRegistry:
         if not known:
             raise ValueError(f"no module here has the spaces of {settings_of}")
         here = {each.index for each in self.attached.values() if each.role == LEARNER}
-        self._hosting.add(module_id, here)
+        self.hosting.add(module_id, here)
         self.trained[module_id], self.spaces[module_id] = settings_of, known[0]
 
     def remove(self, module_id: str) -> None:
         """Note that a module is no longer trained."""
-        self._hosting.remove(module_id)
+        self.hosting.remove(module_id)
         del self.trained[module_id]
         self.meeting_points.pop(module_id, None)
         if module_id not in self.config.module_ids:  # further modules may have its settings
@@ -94,10 +92,9 @@ class WorkerRegistry:
     def joined(self, worker: Worker) -> list[tuple[Worker, training_pb2.Setup]]:
         """Note a worker; return workers to set up now."""
         self.attached[worker.worker_id] = worker
-        if worker.role == LEARNER and not self.spaces:
-            self._waiting[worker.worker_id] = worker
-            return []
-        return [(worker, self._setup(worker))]
+        # Learners wait for the spaces.
+        waits = worker.role == LEARNER and not self.spaces
+        return [] if waits else [(worker, self._setup(worker))]
 
     def runner_ready(
         self, worker: Worker, message: training_pb2.Ready
@@ -105,14 +102,14 @@ class WorkerRegistry:
         """Note a ready worker; return workers to set up now."""
         for module in message.modules:
             self._must_have_the_same_spaces(worker, module)
+        learners = [each for each in self.attached.values() if each.role == LEARNER]
+        waiting = [] if self.spaces else learners
         for module in message.modules:
             self.spaces.setdefault(module.module_id, module)
             if worker.role == ENVRUNNER:
                 self.most_steps = max(self.most_steps, module.rows * module.steps)
         self.ready[worker.worker_id] = worker
-        self.had_runner = self.had_runner or worker.role == ENVRUNNER
-        waiting, self._waiting = self._waiting, {}
-        return [(learner, self._setup(learner)) for learner in waiting.values()]
+        return [(learner, self._setup(learner)) for learner in waiting]
 
     def learner_ready(self, worker: Worker, message: training_pb2.ModuleReady) -> None:
         """Note that a learner hosts a module."""
@@ -131,10 +128,10 @@ class WorkerRegistry:
             for other in self.learners_of(module_id)
             if other.worker_id != worker.worker_id
         ]
-        alone = self.processes_of(module_id) == 1 and not others
+        alone = self.hosting.processes_of(module_id) == 1 and not others
         if alone:
             return ""
-        if learner.why_alone and self.processes_of(module_id) == 1:  # it trains alone
+        if learner.why_alone and self.hosting.processes_of(module_id) == 1:  # it trains alone
             return learner.why_alone
         # A local learner started alone has no meeting point, and uses other learners'.
         if not worker.local and not all([learner.meeting_point, *others]):
@@ -150,21 +147,13 @@ class WorkerRegistry:
             )
         return ""
 
-    def modules_of(self, index: int) -> list[str]:
-        """Return the modules that the learner process of this index hosts."""
-        return self._hosting.modules_of(index)
-
-    def processes_of(self, module_id: str) -> int:
-        """Return the number of learner processes for this module at the start."""
-        return self._hosting.processes_of(module_id)
-
     def learners_of(self, module_id: str) -> list[Worker]:
         """Return the ready learners that host this module."""
         hosts = self.meeting_points.get(module_id, {})
         return [worker for worker in self.of_role(LEARNER) if worker.worker_id in hosts]
 
     def left(self, worker: Worker) -> None:
-        for table in (self.attached, self.ready, self._waiting):
+        for table in (self.attached, self.ready):
             if table.get(worker.worker_id) is worker:
                 del table[worker.worker_id]
 
@@ -172,17 +161,13 @@ class WorkerRegistry:
         """Return workers that play, or are about to."""
         return [worker for worker in self.attached.values() if worker.role != LEARNER]
 
-    def env_runners(self) -> list[Worker]:
-        """Return workers that sample, for which matches wait."""
-        return [worker for worker in self.acting_workers() if worker.role == ENVRUNNER]
-
     def hosts(self, module_id: str) -> list[Worker]:
         """Return set-up learner processes that host this module."""
         return [
             worker
             for worker in self.attached.values()
-            if worker.role == LEARNER and worker.worker_id not in self._waiting
-            if module_id in self.modules_of(worker.index)
+            if worker.role == LEARNER and self.spaces
+            if module_id in self.hosting.modules_of(worker.index)
         ]
 
     def of_role(self, role: str) -> list[Worker]:
@@ -231,11 +216,26 @@ class WorkerRegistry:
         return same_critic and first.connectors.connectors == second.connectors.connectors
 
     def _setup(self, worker: Worker) -> training_pb2.Setup:
+        config, role = self.config, worker.role
         self._lives[worker.worker_id] += 1
-        life = self._lives[worker.worker_id]
-        return training_pb2.Setup(
-            config=self._config_for(worker), seed=self.seed(worker, self.first_update, life)
-        )
+        seed = self.seed(worker, self.first_update, self._lives[worker.worker_id])
+        setup: LearnerSetup | EnvRunnerSetup
+        if role == LEARNER:
+            setup = LearnerSetup(
+                device=config.driver.device_name(worker.index),
+                threads=config.driver.learner_threads,
+                updates_in_flight=UPDATES_IN_FLIGHT,
+                may_meet=self.most_learners > 1,
+                shared=config.agents.shared,
+                synchronous=config.driver.synchronous,
+            )
+        else:
+            # An evaluator acts without exploration.
+            explores = None if role == EVALUATOR else worker
+            trained = {each: self.acting_setup(each, explores) for each in self.trained}
+            others = {each: module.acting_setup() for each, module in self.frozen.items()}
+            setup = env_runner_setup(config, role, trained, others)
+        return training_pb2.Setup(config=to_json(setup), seed=seed)
 
     def _must_have_the_same_spaces(self, worker: Worker, module: training_pb2.Ready.Module) -> None:
         """Check that spaces are the same as at earlier EnvRunners."""
@@ -250,17 +250,6 @@ class WorkerRegistry:
             f"EnvRunners: {described(spaces)}, not {described(before)}. Do all hosts have the "
             "same version of the environment?"
         )
-
-    def _config_for(self, worker: Worker) -> str:
-        """As JSON."""
-        config, role = self.config, worker.role
-        if role == LEARNER:
-            return to_json(learner_setup(config, worker.index, may_meet=self.most_learners > 1))
-        explores = None if role == EVALUATOR else worker
-        trained = {each: self.acting_setup(each, explores) for each in self.trained}
-        others = {each: module.acting_setup() for each, module in self.frozen.items()}
-        setup = env_runner_setup(config, role, trained, others)
-        return to_json(setup)
 
 
 class Departures:
@@ -277,7 +266,7 @@ class Departures:
 
     def hopeless(self, event: WorkerLeft) -> bool:
         """Return whether an EnvRunner failed before any has ever worked."""
-        return bool(event.failure) and not self._registry.had_runner and self._parts.only_local
+        return bool(event.failure) and not self._registry.spaces and self._parts.only_local
 
     def left(self, event: WorkerLeft) -> None:
         """Report a lost worker, unless the end of the run reports it."""
@@ -339,7 +328,7 @@ class Departures:
             text = f"no EnvRunner is left to step {env}: {text}. {self.last_failure}"
             return self._end.fail(text.rstrip(), "no_envrunner")
         if role == EVALUATOR and none_left:
-            self._parts.confirmation.impossible(f"{event.worker_id} keeps ending")
+            self._parts.evaluations.cannot_confirm(f"{event.worker_id} keeps ending")
         if role == LEARNER and (orphans := self._without_learners(event.worker_id)):
             text += f". Without a learner: {' and '.join(orphans)}"
             # Its turns need all modules.
@@ -355,7 +344,7 @@ class Departures:
         index = int(worker_id.rpartition("-")[2])
         return [
             f"module {module_id!r}"
-            for module_id in self._registry.modules_of(index)
+            for module_id in self._registry.hosting.modules_of(index)
             if not self._registry.learners_of(module_id)
         ]
 

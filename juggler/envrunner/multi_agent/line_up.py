@@ -244,7 +244,6 @@ class AssignedMatch:
     """A match to play."""
 
     match_id: int
-    attempt: int  # number of times that its line-up was drawn again
     players: tuple[str, ...]
     counts: bool = True  # its outcome is reported; otherwise it is repeated to fill the time
 
@@ -265,7 +264,7 @@ class AssignedLineUps:
         order = {agent: place for place, agent in enumerate(played_by)}
         self._place = np.array([order[agent] for agent in agents], np.intp)  # [A]
         at_first = tuple(may_play(ids)[0] for ids in played_by.values())
-        self._at_first = AssignedMatch(0, 0, at_first, counts=False)
+        self._at_first = AssignedMatch(0, at_first, counts=False)
         self._fresh: deque[AssignedMatch] = deque()
         self._again: deque[AssignedMatch] = deque(maxlen=_MOST_AGAIN)
         self._playing: dict[int, AssignedMatch] = {}  # by environment
@@ -281,9 +280,7 @@ class AssignedLineUps:
         Raises:
             ValueError: a line-up has a wrong number of players, or an unknown player.
         """
-        taken = [
-            AssignedMatch(each.match_id, each.attempt, tuple(each.players)) for each in line_ups
-        ]
+        taken = [AssignedMatch(each.match_id, tuple(each.players)) for each in line_ups]
         for match in taken:
             if absent := [each for each in match.players if each not in known and each != RANDOM]:
                 raise ValueError(
@@ -341,7 +338,6 @@ class AssignedLineUps:
             in_order[self._place] = of_agents
             result = training_pb2.MatchResult(
                 match_id=match.match_id,
-                attempt=match.attempt,
                 returns=in_order.tolist(),
                 length=length,
             )

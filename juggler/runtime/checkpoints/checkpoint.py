@@ -345,16 +345,7 @@ def digest(metadata: dict[str, Any]) -> str:
 
 
 def _read_one(path: Path) -> Checkpoint:
-    try:
-        return _verified(path)
-    except MemoryError as error:
-        size = (path / STATE_FILE).stat().st_size
-        raise CheckpointError(
-            path, f"{STATE_FILE} has {size} bytes, and this host has not enough free memory for it"
-        ) from error
-
-
-def _verified(path: Path) -> Checkpoint:
+    """Read and verify one checkpoint."""
     metadata = read_metadata(path)
     try:
         fields = {name: metadata[name] for name in FIELDS}
@@ -366,12 +357,17 @@ def _verified(path: Path) -> Checkpoint:
         state = _read_file(path, STATE_FILE, expected["size"])
         if hashlib.sha256(state).hexdigest() != expected["sha256"]:
             raise CheckpointError(path, f"{STATE_FILE} is corrupt: its SHA-256 differs")
+        tree = decode_tree(state, empty)
+    # A damaged file, and not a mistake in here.
     except (KeyError, TypeError) as error:
         raise CheckpointError(path, f"{METADATA_FILE} has missing fields: {error}") from error
-    try:
-        tree = decode_tree(state, empty)
     except ValueError as error:
         raise CheckpointError(path, f"{STATE_FILE} is corrupt: {error}") from error
+    except MemoryError as error:
+        size = (path / STATE_FILE).stat().st_size
+        raise CheckpointError(
+            path, f"{STATE_FILE} has {size} bytes, and this host has not enough free memory for it"
+        ) from error
     if not (sound and _is_version(fields["version"]) and isinstance(tree, dict)):
         raise CheckpointError(path, f"{METADATA_FILE} has fields of wrong types")
     fields["version"] = tuple(fields["version"])

@@ -38,7 +38,7 @@ from juggler.driver.checkpoint.first_weights import (
     with_digests,
 )
 from juggler.driver.checkpoint.snapshots import (
-    SnapshotWriter,
+    Checkpoints,
     SnapshotWritten,
     begin_commands,
     connectors_of,
@@ -49,6 +49,7 @@ from juggler.driver.checkpoint.snapshots import (
 )
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.core.driver_core import DriverCore
+from juggler.driver.core.events import LearnerJoined
 from juggler.driver.reporting.metrics import Metrics
 from juggler.driver.run_end import RunClock, Times
 from juggler.driver.run_parts import RunParts
@@ -70,7 +71,6 @@ from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import training_pb2
 
 PATIENCE = 30.0  # seconds until a test fails; nothing takes as long
-TRAINED = {"default": "default"}
 CONFIG = RunConfig.from_flat({"keep_checkpoints": 2, "stop_steps": 7})
 SPACES = training_pb2.Ready.Module(
     observation_space=space_to_message(spaces.Box(-1, 1, (4,), np.float32)),
@@ -100,20 +100,29 @@ class World:
         self.metrics = Metrics()
         self.connectors: State = {}
         self.events: Mailbox[Any] = Mailbox()
-        clock = RunClock(time.monotonic() - 60)
-        self.writer = SnapshotWriter(self.events, directory, config, clock, newest)
+        for module_id in self.core.modules:
+            self.core.book(LearnerJoined("learner-0", "incarnation", module_id))
+        self.core.issue_updates()  # the groups form
+        trained = {module_id: module_id for module_id in self.core.modules}
+        parts = SimpleNamespace(
+            config=config,
+            clock=RunClock(time.monotonic() - 60),
+            core=self.core,
+            league=None,
+            metrics=self.metrics,
+            registry=SimpleNamespace(spaces=defaultdict(lambda: SPACES), trained=trained),
+            commands=SimpleNamespace(send_to=lambda *_: None),
+            modules=defaultdict(
+                lambda: SimpleNamespace(connectors=SimpleNamespace(merged=self.connectors))
+            ),
+            values=SimpleNamespace(to_state=dict),
+        )
+        self.writer = Checkpoints(cast(RunParts, parts), directory, self.events.put, newest)
 
     def take(self, chunks: list[bytes], whole: bool = True, module_id: str = "default") -> None:
         for index, chunk in enumerate(chunks):
             last = whole and index == len(chunks) - 1
-            parts = SimpleNamespace(
-                core=self.core,
-                metrics=self.metrics,
-                registry=SimpleNamespace(spaces=defaultdict(lambda: SPACES)),
-                connectors=defaultdict(lambda: SimpleNamespace(merged=self.connectors)),
-                more_counters=dict,
-            )
-            self.writer.add_chunk(module_id, chunk, last, cast(RunParts, parts))
+            self.writer.add_chunk(module_id, chunk, last)
 
     def written(self) -> SnapshotWritten:
         """What the thread reports to the driver."""
@@ -130,7 +139,7 @@ def world(tmp_path: Path) -> World:
 
 @pytest.mark.usefixtures("every_thread_ends")
 def test_connectors_in_a_checkpoint_that_are_none_are_named(world: World) -> None:
-    world.writer.begin(TRAINED)
+    assert world.writer.begin()
     world.connectors = {"filter": {"mean": np.zeros(2)}}
     world.take(_chunks())
     path = world.written().path
@@ -144,7 +153,7 @@ def test_a_directory_that_cannot_be_written_is_a_problem_and_no_end(tmp_path: Pa
     before = tmp_path / "before"
     (tmp_path / "checkpoints").write_text("a file instead of the directory")
     world = World(tmp_path / "checkpoints", newest=before)
-    world.writer.begin(TRAINED)
+    assert world.writer.begin()
     world.take(_chunks())
     written = world.written()
     assert written.path is None
@@ -153,7 +162,7 @@ def test_a_directory_that_cannot_be_written_is_a_problem_and_no_end(tmp_path: Pa
     assert not world.writer.under_way, "the next one may go better"
     assert world.writer.newest == before
     (tmp_path / "checkpoints").unlink()
-    world.writer.begin(TRAINED)
+    assert world.writer.begin()
     world.take(_chunks())
     assert world.written().path == tmp_path / "checkpoints" / "000000003"
 
@@ -161,11 +170,11 @@ def test_a_directory_that_cannot_be_written_is_a_problem_and_no_end(tmp_path: Pa
 @pytest.mark.usefixtures("every_thread_ends")
 @pytest.mark.parametrize("came", [0, 1, 2])
 def test_a_snapshot_is_given_up_when_its_learner_goes(world: World, came: int) -> None:
-    world.writer.begin(TRAINED)
+    assert world.writer.begin()
     world.take(_chunks(size=200)[:came], whole=False)
     world.writer.abandon("default")
     assert not world.writer.under_way
-    world.writer.begin(TRAINED)
+    assert world.writer.begin()
     world.take(_chunks(update=4, size=200))
     path = world.written().path
     assert path is not None
@@ -185,12 +194,12 @@ _NO_STATES = {
 @pytest.mark.usefixtures("every_thread_ends")
 @pytest.mark.parametrize("what", _NO_STATES)
 def test_what_is_no_state_is_refused_and_a_later_one_is_taken(world: World, what: str) -> None:
-    world.writer.begin(TRAINED)
+    assert world.writer.begin()
     with pytest.raises(ValueError, match=r"\w"):
         world.take(_NO_STATES[what])
     world.writer.abandon("default")
     assert not world.writer.under_way
-    world.writer.begin(TRAINED)
+    assert world.writer.begin()
     world.take(_chunks(update=4))
     path = world.written().path
     assert path is not None
@@ -214,7 +223,7 @@ TWO = RunConfig.from_flat(
 def saved_of_two(tmp_path: Path) -> Checkpoint:
     """Of both modules, whose learners answer at once."""
     world = World(tmp_path / "checkpoints", config=TWO)
-    world.writer.begin({"red": "red", "blue": "blue"})
+    assert world.writer.begin()
 
     def take(update: int, module_id: str, part: slice, whole: bool = True) -> None:
         moments = Moments.of(np.array([[float(update)]]))
@@ -270,7 +279,7 @@ def test_each_module_begins_with_the_weights_of_its_namesake(saved_of_two: Check
 def checkpoint_is_on_the_disk(world: WorkersWorld) -> None:
     (written,) = world.written.gather(timeout=30)
     assert written.problem == ""
-    world.snapshots.done(written)
+    world.parts.checkpoints.done(written)
     world.turn()
 
 
@@ -323,7 +332,7 @@ def test_a_run_that_is_to_stop_begins_neither_round_nor_checkpoint(tmp_path: Pat
     play_a_round(world)
     assert world.parts.end.reason == "stop_steps"
     assert len(requests(world)) == 4
-    assert not world.snapshots.under_way
+    assert not world.parts.checkpoints.under_way
     counters = world.core.ledger.counters()
     assert (counters.sampled, counters.trained, counters.in_flight) == (80, 80, 0)
 

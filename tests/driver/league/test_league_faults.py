@@ -30,7 +30,6 @@ from juggler.driver.league.pfsp import pfsp
 from juggler.driver.league.roster import (
     AddPlayer,
     AssignLineUp,
-    CancelMatch,
     Command,
     FreezePlayer,
     Report,
@@ -421,7 +420,6 @@ class LeagueMachine(RuleBasedStateMachine):
         self.unready: list[str] = []
         self.open: dict[int, AssignLineUp] = {}
         self.old: list[AssignLineUp] = []
-        self.lives: dict[int, dict[str, int]] = {}
         self.games: dict[frozenset[str], int] = {}
         self.carry_out(self.league.begin())
         self.first = [player.player_id for player in self.league.roster.learners()]
@@ -432,8 +430,6 @@ class LeagueMachine(RuleBasedStateMachine):
             match command:
                 case AssignLineUp():
                     self.assigned(command)
-                case CancelMatch():
-                    self.old.append(self.open.pop(command.match_id))
                 case AddPlayer():
                     self.unready.append(command.player_id)
                 case FreezePlayer():
@@ -450,21 +446,21 @@ class LeagueMachine(RuleBasedStateMachine):
     def assigned(self, line_up: AssignLineUp) -> None:
         assert set(line_up.players) == set(SEATS)
         assert line_up.home in line_up.players.values()
-        before = self.open.get(line_up.match_id)
-        assert line_up.attempt == (before.attempt + 1 if before else 0)
+        assert line_up.match_id not in {each.match_id for each in self.old}, "ids are used once"
         for player in set(line_up.players.values()):
             assert self.league.roster[player].plays
         assert self.league.roster[line_up.home].learning or line_up.branch == "evaluation"
-        if before:
-            self.old.append(before)
         self.open[line_up.match_id] = line_up
-        roster = self.league.roster
-        self.lives[line_up.match_id] = {
-            player: roster[player].life for player in line_up.players.values()
-        }
 
     def forget(self, player: str) -> None:
         self.games = {pair: count for pair, count in self.games.items() if player not in pair}
+        self.close(player)
+
+    def close(self, player: str) -> None:
+        """The matches of a player have no result any more."""
+        for each in [*self.open.values()]:
+            if player in each.players.values():
+                self.old.append(self.open.pop(each.match_id))
 
     def someone(self, pick: int) -> str:
         players = list(self.league.roster.players)
@@ -488,11 +484,11 @@ class LeagueMachine(RuleBasedStateMachine):
             return
         line_up = self.open.pop(list(self.open)[pick % len(self.open)])
         by_agent = dict(zip(SEATS, map(float, returns), strict=True))
-        self.league.finish_match(line_up.match_id, line_up.attempt, by_agent, 1)
+        self.league.finish_match(line_up.match_id, by_agent, 1)
         sides = self.config.sides(SEATS)
         players = [line_up.players[agents[0]] for agents in sides]
         for one, other in combinations(players, 2):
-            if one != other and self.still(line_up, one) and self.still(line_up, other):
+            if one != other:
                 pair = frozenset((one, other))
                 self.games[pair] = self.games.get(pair, 0) + 1
         self.old.append(line_up)
@@ -501,24 +497,27 @@ class LeagueMachine(RuleBasedStateMachine):
     def finish_again(self, pick: int) -> None:
         if self.old:
             line_up = self.old[-min(pick, len(self.old))]
-            self.league.finish_match(line_up.match_id, line_up.attempt, {"a": 1.0}, 1)
+            self.league.finish_match(line_up.match_id, {"a": 1.0}, 1)
 
     @rule(pick=ANY)
     def lose_match(self, pick: int) -> None:
         if self.open:
-            self.carry_out(self.league.lose_match(list(self.open)[pick % len(self.open)]))
+            line_up = self.open.pop(list(self.open)[pick % len(self.open)])
+            self.league.cancel_match(line_up.match_id)
+            self.old.append(line_up)
 
     @rule(pick=ANY)
     def lose_player(self, pick: int) -> None:
         player = self.someone(pick)
-        self.carry_out(self.league.unready(player))
+        self.league.unready(player)
         self.unready.append(player)
+        self.close(player)
 
     @rule(pick=ANY)
     def remove_player(self, pick: int) -> None:
         player = self.someone(pick)
         self.forget(player)
-        self.carry_out(self.league.remove(player))
+        self.league.remove(player)
 
     @rule(pick=ANY, steps=st.integers(0, 4))
     def train(self, pick: int, steps: int) -> None:
@@ -556,10 +555,11 @@ class LeagueMachine(RuleBasedStateMachine):
         self.old += self.open.values()
         self.open = {}
 
-    def still(self, line_up: AssignLineUp, player: str) -> bool:
-        """Whether the player is what it was when the line-up was drawn."""
-        now = self.league.roster.players[player]
-        return not now.retired and now.life == self.lives[line_up.match_id][player]
+    @invariant()
+    def matches_are_open_while_their_players_can_play(self) -> None:
+        if hasattr(self, "league"):
+            assert all(map(self.league.is_open, self.open))
+            assert not any(self.league.is_open(each.match_id) for each in self.old)
 
     @invariant()
     def games_are_counted_once(self) -> None:

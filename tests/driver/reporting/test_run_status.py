@@ -423,12 +423,12 @@ def test_metrics_of_a_run_of_this_host_have_the_token_of_the_environment(
 def test_a_status_says_which_step_of_its_end_holds_up_the_metrics(watched: Watched) -> None:
     parts = watched.world.parts
     assert watched.read()["phase"] == "training"
-    assert parts.checkpointing.begin()
+    assert parts.checkpoints.begin()
     assert watched.read()["phase"] == "training", "it continues while a checkpoint is written"
     parts.end.stop("stop_steps")
     assert watched.read()["phase"] == "writing the last checkpoint"
-    parts.confirmation._candidate = _Candidate({"": 1.0}, 100)
+    parts.evaluations._candidate = _Candidate({"": 1.0}, 100)
     assert watched.read()["phase"] == "confirming that the run is solved"
-    parts.confirmation.give_up()
-    parts.snapshots.abandon("default")
+    parts.evaluations.give_up_candidate()
+    parts.checkpoints.abandon("default")
     assert watched.read()["phase"] == "stop_steps"

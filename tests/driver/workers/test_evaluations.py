@@ -14,6 +14,7 @@ from support.workers_world import (
     ROWS,
     STEPS,
     WorkersWorld,
+    World,
     answer_the_snapshot,
     begin_an_evaluation,
     play_a_round,
@@ -92,7 +93,7 @@ def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(tmp_path: Path) -> N
     play_a_round(world)
     answer_the_snapshot(world)  # the checkpoint that was due
     (due,) = world.written.gather(timeout=30)
-    world.snapshots.done(due)
+    world.parts.checkpoints.done(due)
     evaluate(world, player, 5.5)
     assert best.summary["update"] == 1, "it is not better"
     assert not (tmp_path / "evaluated").exists()
@@ -147,7 +148,7 @@ def test_several_evaluators_share_the_episodes_of_an_evaluation(tmp_path: Path) 
     low, high = evaluation.interval
     assert low < evaluation.mean == 3.0 < high
     assert world.parts.metrics.evaluation_return == 3.0
-    assert not world.parts.evaluations.under_way
+    assert not world.parts.evaluations.evaluating
 
 
 def test_a_video_is_asked_of_the_first_evaluator_every_so_many_evaluations(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_a_state_that_the_disk_refuses_is_not_tried_again_at_once(world: Workers
     answer_the_snapshot(world)
     world.written.gather(timeout=30)
     refused = SnapshotWritten(None, "no space", "evaluated")
-    world.snapshots.done(refused)
+    world.parts.checkpoints.done(refused)
     world.parts.evaluations.written(refused)
     world.parts.evaluations.begin()
     assert world.snapshots_asked() == 1
@@ -230,13 +231,13 @@ def test_an_evaluation_ends_with_its_gateway_or_without_simulators(
 ) -> None:
     for _ in range(2):
         evaluate(of_simulators, of_simulators.runner)
-        assert not of_simulators.parts.evaluations.under_way
+        assert not of_simulators.parts.evaluations.evaluating
     told = [text for text in of_simulators.told.messages if "has played no episode" in text]
     assert len(told) == 1
     begin_an_evaluation(of_simulators)
-    assert of_simulators.parts.evaluations.under_way
+    assert of_simulators.parts.evaluations.evaluating
     of_simulators.leave(of_simulators.runner)
-    assert not of_simulators.parts.evaluations.under_way
+    assert not of_simulators.parts.evaluations.evaluating
 
 
 # A run is solved when its kept weights play well enough.
@@ -269,7 +270,7 @@ def cut(world: WorkersWorld) -> SnapshotWritten:
     """The learner sends its state, which gets on the disk."""
     answer_the_snapshot(world)
     written = world.on_disk()
-    world.parts.confirmation.written(written)
+    world.parts.evaluations.written(written)
     world.turn()
     return written
 
@@ -287,7 +288,7 @@ def test_weights_that_play_as_well_as_was_asked_end_the_run_and_are_kept(tmp_pat
     train(world, [100.0] * 50)  # training continues, even if it fails
     play(world, player, [500.0, 460.0] * 50)
     assert world.parts.end.reason == "solved"
-    outcome = world.parts.confirmation.outcome
+    outcome = world.parts.evaluations.outcome
     assert outcome == {
         "confirmed": True,
         "return_mean": 480.0,
@@ -298,7 +299,7 @@ def test_weights_that_play_as_well_as_was_asked_end_the_run_and_are_kept(tmp_pat
         "update": 0,
         "candidates_refused": 0,
     }
-    assert world.parts.confirmation.kept == written.path
+    assert world.parts.evaluations.kept == written.path
 
 
 def test_weights_that_play_worse_are_refused_and_training_goes_on(tmp_path: Path) -> None:
@@ -330,11 +331,11 @@ def test_a_candidate_is_no_checkpoint_to_go_on_from(tmp_path: Path) -> None:
     train(world)
     candidate = cut(world).path
     assert candidate is not None
-    assert world.snapshots.newest is None
+    assert world.parts.checkpoints.newest is None
     assert not (tmp_path / "checkpoints").exists()
     world.ask_for_a_snapshot()
     newest = cut(world).path
-    assert world.snapshots.newest == newest
+    assert world.parts.checkpoints.newest == newest
     assert read(candidate).version == (1, 0), "checkpoints that come meanwhile leave it alone"
 
 
@@ -371,7 +372,7 @@ def test_whoever_takes_the_place_of_an_evaluator_plays_the_candidate(tmp_path: P
 
 def test_people_hear_of_a_candidate_that_waits_for_an_evaluator_in_vain(tmp_path: Path) -> None:
     world = asynchronous(tmp_path)
-    confirmation = world.parts.confirmation
+    confirmation = world.parts.evaluations
     assert confirmation.overdue() == ""
     train(world)
     cut(world)
@@ -386,7 +387,7 @@ def test_a_candidate_whose_learner_goes_is_given_up_and_another_one_comes(tmp_pa
     player = world.joined()
     train(world)
     world.leave(world.learner)
-    assert not world.parts.confirmation.under_way
+    assert not world.parts.evaluations.confirming
     world.learner = world.joined("learner")
     train(world)
     cut(world)
@@ -399,7 +400,7 @@ def test_a_candidate_that_the_disk_refuses_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "candidate").write_text("a file instead of the directory")
     train(world)
     assert "cannot be written" in cut(world).problem
-    assert not world.parts.confirmation.under_way
+    assert not world.parts.evaluations.confirming
     assert world.parts.metrics.candidates.refused == 0
     (tmp_path / "candidate").unlink()
     train(world)
@@ -409,7 +410,7 @@ def test_a_candidate_that_the_disk_refuses_is_given_up(tmp_path: Path) -> None:
 def test_a_candidate_that_was_given_up_leaves_nothing_on_the_disk(tmp_path: Path) -> None:
     world = asynchronous(tmp_path)
     train(world)
-    world.parts.confirmation.give_up()
+    world.parts.evaluations.give_up_candidate()
     cut(world)
     assert not (tmp_path / "candidate").exists()
 
@@ -441,10 +442,10 @@ def test_where_nobody_can_confirm_it_the_run_is_solved_and_says_why_not(
     tmp_path: Path, keys: dict[str, Any], only_local: bool, why: str
 ) -> None:
     world = WorkersWorld(tmp_path, only_local=only_local, stop_return=GOAL, batch_size=1000, **keys)
-    assert not world.parts.confirmation.wants_evaluator
+    assert not world.parts.evaluations.wants_evaluators
     train(world)
     assert world.parts.end.reason == "solved"
-    outcome = world.parts.confirmation.outcome
+    outcome = world.parts.evaluations.outcome
     assert outcome is not None
     assert not outcome["confirmed"]
     assert why in outcome["why_not"]
@@ -453,8 +454,8 @@ def test_where_nobody_can_confirm_it_the_run_is_solved_and_says_why_not(
 
 def test_an_evaluator_that_dials_in_confirms_as_long_as_it_is_here(tmp_path: Path) -> None:
     world = WorkersWorld(tmp_path / "checkpoints", stop_return=GOAL, batch_size=1000)
-    confirmation = world.parts.confirmation
-    assert not confirmation.wants_evaluator, "the driver starts none"
+    confirmation = world.parts.evaluations
+    assert not confirmation.wants_evaluators, "the driver starts none"
     player = world.joined()
     train(world)
     assert world.parts.end.reason == ""
@@ -464,7 +465,7 @@ def test_an_evaluator_that_dials_in_confirms_as_long_as_it_is_here(tmp_path: Pat
     world.leave(player)
     assert confirmation.overdue() == ""
     assert "no `juggler evaluator` is attached" in confirmation.overdue()
-    assert not confirmation.under_way
+    assert not confirmation.confirming
     train(world)
     assert world.parts.end.reason == "solved"
     assert confirmation.outcome == {
@@ -475,7 +476,7 @@ def test_an_evaluator_that_dials_in_confirms_as_long_as_it_is_here(tmp_path: Pat
 
 def test_a_gateway_confirms_while_it_has_simulators(tmp_path: Path) -> None:
     world = asynchronous(tmp_path, gateway="127.0.0.1:0", evaluation_seconds=1000.0)
-    confirmation = world.parts.confirmation
+    confirmation = world.parts.evaluations
     train(world)
     cut(world)
     assert asked(world, world.runner)
@@ -484,7 +485,7 @@ def test_a_gateway_confirms_while_it_has_simulators(tmp_path: Path) -> None:
     assert "waits for a gateway with simulators" in confirmation.overdue()
     world.runner = world.joined("envrunner")
     play(world, world.runner, [], "all left")
-    assert not confirmation.under_way
+    assert not confirmation.confirming
     train(world)
     assert world.parts.end.reason == "solved"
     assert confirmation.outcome == {"confirmed": False, "why_not": "all left"}
@@ -499,7 +500,7 @@ def test_a_gateway_is_told_of_a_candidate_that_is_given_up(
     player = world.runner if simulators else world.joined()
     train(world)
     place = str(cut(world).path)
-    world.parts.confirmation.give_up()
+    world.parts.evaluations.give_up_candidate()
     told = [command for _, command in asked(world, player)]
     assert [(each.checkpoint, each.episodes) for each in told[1:]] == [(place, 0)] * simulators
 
@@ -510,9 +511,54 @@ def test_a_candidate_whose_simulators_leave_is_put_off_and_not_refused(tmp_path:
     cut(world)
     play(world, world.runner, [500.0] * 3, "all left")
     assert world.parts.end.reason == ""
-    assert not world.parts.confirmation.under_way
+    assert not world.parts.evaluations.confirming
     assert world.parts.metrics.candidates.refused == 0
     assert any("played 3 of 100 episodes: all left" in text for text in world.told.messages)
+
+
+def train_a_league(world: World, returns: list[float] = LUCKY) -> None:
+    """As `train`, of all agents of a league."""
+    command_id, request = requests(world)[-1]
+    receipt = training_pb2.Receipt(
+        module_id="main-0",
+        batch_id=request.batch_id,
+        learner="learner-0",
+        live_steps=ROWS * STEPS,
+        env_returns=returns,
+        env_lengths=[10] * len(returns),
+    )
+    world.reply(world.runner, command_id, receipt)
+
+
+def test_candidates_come_again_when_the_first_player_of_a_league_has_left(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"only_local": True, "stop_return": GOAL, "batch_size": 1000}
+    world = World(tmp_path / "checkpoints", **keys)
+    player = world.joined()
+    train_a_league(world)
+    answer_the_snapshot(world, "main-0")
+    world.parts.evaluations.written(world.on_disk())
+    play(world, player, [], "the league's first player has no learner")
+    assert not world.parts.evaluations.confirming
+    assert "played 0 of 100 episodes: the league's first player" in world.told.messages[-1]
+    assert world.parts.end.reason == ""
+    train_a_league(world)
+    answer_the_snapshot(world, "main-0")
+    world.parts.evaluations.written(world.on_disk())
+    play(world, player, [500.0] * 100)
+    assert world.parts.end.reason == "solved"
+    outcome = world.parts.evaluations.outcome
+    assert outcome is not None
+    assert outcome["confirmed"]
+
+
+def test_a_candidate_is_played_again_after_an_evaluation_that_failed(tmp_path: Path) -> None:
+    world = asynchronous(tmp_path)
+    player = world.joined()
+    train(world)
+    cut(world)
+    world.fail(player, asked(world, player)[-1][0])
+    play(world, player, [500.0] * 100)
+    assert world.parts.end.reason == "solved"
 
 
 @pytest.mark.parametrize("how", [asynchronous, synchronous])
@@ -530,7 +576,7 @@ def test_an_evaluator_that_stays_down_leaves_what_training_says(tmp_path: Path, 
     if how is asynchronous:
         train(world)
     assert world.parts.end.reason == "solved"
-    outcome = world.parts.confirmation.outcome
+    outcome = world.parts.evaluations.outcome
     assert outcome == {"confirmed": False, "why_not": "evaluator-0 keeps ending"}
 
 
@@ -563,11 +609,11 @@ def test_what_is_kept_is_the_newest_checkpoint_of_the_run(tmp_path: Path) -> Non
     train(world)
     cut(world)
     play(world, player, [500.0] * 100)
-    kept = world.parts.confirmation.kept
+    kept = world.parts.evaluations.kept
     assert kept is not None
     write(tmp_path / "checkpoints", checkpoint(7))
-    assert world.snapshots.keep(kept) == ""
-    assert world.snapshots.newest == tmp_path / "checkpoints" / "000000000"
+    assert world.parts.checkpoints.keep(kept) == ""
+    assert world.parts.checkpoints.newest == tmp_path / "checkpoints" / "000000000"
     assert [path.name for path in tmp_path.rglob("0*")] == ["000000000"]
-    assert read(tmp_path).path == world.snapshots.newest
+    assert read(tmp_path).path == world.parts.checkpoints.newest
     assert not (tmp_path / "candidate").exists()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import any_pb2
-from support.workers_world import Asked, Changing, World, resumed
+from support.workers_world import Asked, Changing, WorkersWorld, World, resumed
 
 from juggler.driver.agent_tables import copies_of
 from juggler.driver.checkpoint.first_weights import (
@@ -23,11 +23,8 @@ from juggler.driver.checkpoint.first_weights import (
 )
 from juggler.driver.checkpoint.snapshots import must_be_sound, state_reader
 from juggler.driver.config import RunConfig
-from juggler.driver.league.config import LeagueConfig
-from juggler.driver.league.league import League
 from juggler.driver.league.roster import (
     AddPlayer,
-    AssignLineUp,
     FreezePlayer,
     ResetPlayer,
     RetirePlayer,
@@ -35,7 +32,7 @@ from juggler.driver.league.roster import (
 from juggler.driver.monitoring import plain_status
 from juggler.driver.reporting.prometheus import families
 from juggler.driver.workers import league_run
-from juggler.driver.workers.league_run import LeagueMatches, LeagueStandings
+from juggler.driver.workers.league_run import LeagueStandings
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.checkpoints import checkpoint as checkpoints
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read
@@ -245,55 +242,55 @@ def worker(index: int) -> Worker:
     return Worker(f"envrunner-{index}", "x", "envrunner", index, "host", 1, (), (), False)
 
 
-class LeagueMatchesWorld:
+class MatchesWorld:
     """A league of two mains, with two EnvRunners of three environments."""
 
-    def __init__(self) -> None:
-        config = LeagueConfig(builder="none", options={"mains": 2}, min_games=1)
-        self.league = League(config, AGENTS, seed=0)
-        self.league.begin()
-        for player_id in ("main-0", "main-1"):
-            self.league.ready(player_id)
-        self.matches = LeagueMatches(
-            self.league, self.request, AGENTS, 3, lambda player_id: player_id
-        )
-        self.one, self.other = worker(0), worker(1)
-
-    def request(self) -> None:
-        for command in self.league.request_match():
-            assert isinstance(command, AssignLineUp)
-            self.matches.redraw(command)
+    def __init__(self, directory: Path) -> None:
+        mains = ["main-0", "main-1"]
+        table = {"builder": "none", "options": {"mains": 2}, "min_games": 1}
+        keys: dict[str, Any] = {"agents": dict.fromkeys(AGENTS, mains), "envs_per_runner": 3}
+        world = WorkersWorld(directory, league=table, **keys)
+        for player_id in mains:
+            world.meet(player_id)
+        assert world.parts.league is not None
+        self.run = world.parts.league
+        self.league = self.run.league
+        self.one, self.other = worker(1), worker(2)
 
     def ask(self, who: Worker, round: int = 0) -> list[training_pb2.LineUp]:
-        return self.matches.line_ups(who, round)
+        return self.run.line_ups(who, round)
 
     def finish(self, who: Worker, *line_ups: training_pb2.LineUp, red: float = 1.0) -> None:
         results = [
-            training_pb2.MatchResult(
-                match_id=each.match_id, attempt=each.attempt, returns=[red, -red], length=5
-            )
+            training_pb2.MatchResult(match_id=each.match_id, returns=[red, -red], length=5)
             for each in line_ups
         ]
-        self.matches.finished(who, results)
+        self.run.finished(who, results)
 
     @property
     def games(self) -> int:
         return self.league.results().games("main-0", "main-1")
 
 
-def test_an_envrunner_has_more_line_ups_than_environments_and_gets_new_ones_for_old() -> None:
-    world = LeagueMatchesWorld()
+@pytest.fixture
+def matches(tmp_path: Path) -> MatchesWorld:
+    return MatchesWorld(tmp_path)
+
+
+def test_an_envrunner_has_more_line_ups_than_environments_and_gets_new_ones_for_old(
+    matches: MatchesWorld,
+) -> None:
+    world = matches
     first = world.ask(world.one)
-    assert len(first) == 3 + 8
-    assert [each.match_id for each in first] == list(range(11))
+    assert len({each.match_id for each in first}) == 3 + 8
     assert world.ask(world.one) == []
     world.finish(world.one, *first[:2])
     assert len(world.ask(world.one)) == 2
     assert world.games == 2
 
 
-def test_an_outcome_counts_once_and_only_from_who_was_to_play() -> None:
-    world = LeagueMatchesWorld()
+def test_an_outcome_counts_once_and_only_from_who_was_to_play(matches: MatchesWorld) -> None:
+    world = matches
     line_up, *_ = world.ask(world.one)
     world.ask(world.other)
     world.finish(world.other, line_up)
@@ -303,27 +300,41 @@ def test_an_outcome_counts_once_and_only_from_who_was_to_play() -> None:
     assert world.games == 1
 
 
-def test_matches_of_an_envrunner_that_is_gone_are_drawn_anew_for_others() -> None:
-    world = LeagueMatchesWorld()
+def test_matches_of_a_lost_envrunner_are_cancelled_and_others_play_new_ones(
+    matches: MatchesWorld,
+) -> None:
+    world = matches
     before = world.ask(world.one)
-    for match_id in world.matches.left(world.one):
-        (command,) = world.league.lose_match(match_id)
-        assert isinstance(command, AssignLineUp)
-        world.matches.redraw(command)
+    world.run.left(world.one)
+    assert not any(world.league.is_open(each.match_id) for each in before)
     again = world.ask(world.other)
-    assert [each.match_id for each in again] == [each.match_id for each in before]
-    assert {each.attempt for each in again} == {1}
+    assert min(each.match_id for each in again) > max(each.match_id for each in before)
     world.finish(world.one, *before)
     assert world.games == 0, "it is gone"
     world.finish(world.other, *again)
     assert world.games == len(again)
 
 
+def test_new_line_ups_come_in_place_of_matches_that_a_change_has_closed(
+    matches: MatchesWorld,
+) -> None:
+    world = matches
+    before = world.ask(world.one)
+    world.league.unready("main-1")
+    closed = [each for each in before if "main-1" in each.players]
+    assert closed
+    again = world.ask(world.one)
+    assert len(again) == len(closed)
+    assert not any("main-1" in each.players for each in again)
+    world.finish(world.one, *closed)
+    assert world.games == 0
+
+
 # How the players of a league do, as lines of metrics and Prometheus tell it.
 
 
-def test_before_any_game_there_is_no_win_rate() -> None:
-    learning = LeagueStandings(LeagueMatchesWorld().league).line()["learning"].values()
+def test_before_any_game_there_is_no_win_rate(matches: MatchesWorld) -> None:
+    learning = LeagueStandings(matches.league).line()["learning"].values()
     assert [(each["elo"], each["win_rate"]) for each in learning] == [(0.0, None), (0.0, None)]
     assert {(each["win_rate_low"], each["win_rate_high"]) for each in learning} == {(None, None)}
 
@@ -475,7 +486,7 @@ def test_players_that_come_and_go_in_a_cycle_leave_nothing_but_their_books(
         late.arrivals.add(batch_id=1, live_steps=1)
         changing.report(changing.learner, late)
     parts = changing.parts
-    for table in (parts.core.modules, parts.learners, parts.connectors, parts.registry.trained):
+    for table in (parts.core.modules, parts.modules, parts.registry.trained):
         assert list(table) == ["main-0"]
     assert parts.core.trained >= trained > parts.core.modules["main-0"].ledger.trained
     parts.core.counters().check()
@@ -546,7 +557,7 @@ def test_a_player_that_was_added_just_before_a_checkpoint_begins_again(
     saved = changing.checkpoint()
     assert saved.module_ids == ("main-0",)
     again = resumed(tmp_path / "again", saved)
-    first = again.parts.learners["new"].first
+    first = again.parts.modules["new"].first
     assert first is not None
     assert first.text == "the weights of main-0"
     restored = [each for _, each in again.asked(again.learner, training_pb2.Restore)]
@@ -568,7 +579,7 @@ def test_a_player_whose_source_left_before_it_had_a_learner_begins_again_with_it
 
     again = resumed(tmp_path / "again", saved)
     assert set(again.parts.core.modules) == {"main-0", "heir"}
-    first = again.parts.learners["heir"].first
+    first = again.parts.modules["heir"].first
     assert first is not None
     assert first.text == "the weights of old"
     again.parts.core.counters().check()
@@ -610,7 +621,7 @@ def test_people_are_told_once_which_call_of_a_builder_is_slow(
     clock = itertools.count(step=7.0)
     monkeypatch.setattr(league_run, "time", SimpleNamespace(monotonic=clock.__next__))
     for index in (1, 2):
-        changing.league.matches.line_ups(changing.join("envrunner", index), 1)
+        changing.league.line_ups(changing.join("envrunner", index), 1)
     (told,) = [text for text in changing.told.messages if " took " in text]
     assert told.startswith("league: Asked.match took 7.0 s, in which the driver could do nothing")
 

@@ -235,7 +235,7 @@ def test_what_a_learner_answers_is_booked_for_who_sampled_it(tmp_path: Path) -> 
                 batch_id=batch_id, live_steps=ROWS * STEPS, staleness=9, dropped="stale"
             )
         stale.reply(stale.learner, command_id, done)
-    (text,) = stale.parts.stale_runners["default"].check()
+    (text,) = stale.parts.modules["default"].stale_runners.check()
     assert text.startswith("100% of the recent steps of envrunner-0")
     assert stale.core.ledger.dropped["stale"] == 10 * ROWS * STEPS
 
@@ -290,7 +290,7 @@ class GroupsWorld(World):
             formed = training_pb2.GroupFormed(generation=group.generation, peer_lost=why)
             self.reply(learner, number, formed)
         self.now += 1.5
-        met = self.parts.learners["default"].to_meet_again()
+        met = self.parts.modules["default"].to_meet_again()
         assert met is not None
         self.parts.happened(met)
         return [text for text in self.told.messages[before:] if "cannot update together" in text]

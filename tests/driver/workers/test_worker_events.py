@@ -119,9 +119,9 @@ def test_envrunners_know_how_many_steps_the_run_has_trained_on(world: WorkersWor
 def test_an_evaluation_that_failed_is_not_waited_for(world: WorkersWorld) -> None:
     evaluator = world.joined("evaluator")
     begin_an_evaluation(world)
-    assert world.parts.evaluations.under_way
+    assert world.parts.evaluations.evaluating
     world.fail(evaluator, world.asked(evaluator, training_pb2.Evaluate)[0][0])
-    assert not world.parts.evaluations.under_way
+    assert not world.parts.evaluations.evaluating
 
 
 def test_only_what_a_runner_had_begun_is_lost_with_it_when_it_says_so(world: WorkersWorld) -> None:
@@ -144,13 +144,13 @@ def test_what_is_no_state_is_blamed_on_the_learner(world: WorkersWorld, tmp_path
     world.reply(world.learner, world.ask_for_a_snapshot(), any_pb2.Any(value=b"\xff"))
     assert world.why_dismissed(world.learner)
     world.leave(world.learner)
-    assert not world.snapshots.under_way
+    assert not world.parts.checkpoints.under_way
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_snapshot_that_failed_is_not_waited_for(world: WorkersWorld) -> None:
     world.fail(world.learner, world.ask_for_a_snapshot())
-    assert not world.snapshots.under_way
+    assert not world.parts.checkpoints.under_way
 
 
 # -- EnvRunners -----------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def test_a_worker_that_leaves_late_does_not_take_its_successor_along() -> None:
     registry.left(successor)
     registry.left(successor)
     assert registry.attached == registry.ready == {}
-    assert registry.had_runner
+    assert registry.spaces
 
 
 # What connectors learn: from receipts to one state and the next sampler.

@@ -32,7 +32,6 @@ from juggler.driver.reporting.episode_returns import ReturnGoals
 from juggler.driver.reporting.live_progress import LiveProgress
 from juggler.driver.reporting.prometheus import families
 from juggler.driver.run_status import StatusReader
-from juggler.driver.workers.command_sender import everything
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.setup import EnvRunnerSetup
 from juggler.runtime.actors.hub import Worker
@@ -141,7 +140,8 @@ def test_what_connectors_learn_is_told_to_their_own_module_alone(tmp_path: Path)
     told = {request.module_id: request.connector_state for _, request in all_requests(world)[-2:]}
     assert from_bytes(told["blue"])["filter"]["count"] == 2
     assert told["red"] == b""
-    assert everything(world.parts.connectors) == to_bytes({"blue": from_bytes(learned)})
+    merged = {module_id: each.connectors.merged for module_id, each in world.parts.modules.items()}
+    assert to_bytes(merged) == to_bytes({"red": {}, "blue": from_bytes(learned)})
 
 
 def test_the_status_tells_of_each_module(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def _status(world: WorkersWorld) -> dict[str, Any]:
 
 def checkpoint_of(world: WorkersWorld) -> Checkpoint:
     """What a run of two learners with two modules writes."""
-    assert world.parts.checkpointing.begin()
+    assert world.parts.checkpoints.begin()
     for learner in world.learners:
         ((command_id, asked),) = world.asked(learner, training_pb2.Snapshot)
         header = training_pb2.StateHeader(module_id=asked.module_id, extra="{}")
@@ -309,7 +309,7 @@ def test_a_learner_that_gets_ready_before_its_group_has_formed_has_lost_nothing(
     tmp_path: Path,
 ) -> None:
     before = WorkersWorld(tmp_path)
-    assert before.parts.checkpointing.begin()
+    assert before.parts.checkpoints.begin()
     ((command_id, asked),) = before.asked(before.learner, training_pb2.Snapshot)
     header = training_pb2.StateHeader(
         module_id=asked.module_id, version=Version(3, 7).message(), extra="{}"
@@ -326,9 +326,9 @@ def test_a_learner_that_gets_ready_before_its_group_has_formed_has_lost_nothing(
             if worker.role != "learner":
                 return super().get_ready(worker, *module_ids)
             if worker.worker_id == "learner-1":
-                self.snapshots.newest = saved.path
+                self.parts.checkpoints.newest = saved.path
                 assert not self.core.members
-                (_, *restored) = self.parts.learners["default"].begin(worker, 0)
+                (_, *restored) = self.parts.modules["default"].begin(worker, 0)
                 assert restored, "from the checkpoint on the disk"
             (*_, (command_id, _)) = self.asked(worker, training_pb2.AddModule)
             point = f"127.0.0.1:{1000 + worker.index}"
@@ -380,7 +380,7 @@ def train(world: WorkersWorld, a: float, b: float, episodes: int = 100, **said: 
 def cut(world: WorkersWorld) -> None:
     answer_the_snapshot(world, "main")
     written = world.on_disk()
-    world.parts.confirmation.written(written)
+    world.parts.evaluations.written(written)
     world.turn()
 
 
@@ -416,7 +416,7 @@ def test_a_run_is_solved_when_modules_and_agents_with_a_goal_reach_it(
     cut(world)
     play(world, player, 19.0, 21.0)
     assert world.parts.end.reason == "solved"
-    outcome = world.parts.confirmation.outcome
+    outcome = world.parts.evaluations.outcome
     assert outcome is not None
     means = {"main": 20.0} if "main" in stop_return else {"a": 19.0, "b": 21.0}
     assert outcome["return_mean"] == outcome["training_return_mean"] == means

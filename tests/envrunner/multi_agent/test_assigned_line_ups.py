@@ -49,7 +49,7 @@ def test_players_and_returns_are_in_the_order_of_the_setup() -> None:
     assert begin(line_ups, 3) == ["past", "main"], "red, then blue"
     line_ups.ended(np.array([3]), np.array([[2.0, np.nan]]), np.array([9]))
     (match,) = line_ups.pop_ended()
-    assert (match.match_id, match.attempt, match.length) == (5, 0, 9)
+    assert (match.match_id, match.length) == (5, 9)
     assert np.isnan(match.returns[0])
     assert match.returns[1] == 2.0
     assert line_ups.pop_ended() == []

@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.made_files import checkpoint
 from support.runner_world import PATIENCE, PLAYED_BY, RunnerWorld
 from support.scripted_agents import FOUR, THREE, ScriptedAgents, by_slot, in_turn
 
@@ -20,7 +18,7 @@ from juggler.envrunner.learner_streams import LearnerStreams
 from juggler.envrunner.multi_agent.turns import Turn
 from juggler.envrunner.rounds import RequestedRound
 from juggler.runtime.actors.attachment import Detached
-from juggler.runtime.checkpoints.checkpoint import CONNECTORS, write
+from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.weights import WEIGHTS, tree_digest
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.errors import WireError
@@ -428,44 +426,28 @@ def test_the_digest_is_of_names_shapes_dtypes_and_numbers() -> None:
     assert len(digests) == 7
 
 
-# An EnvRunner with two modules evaluates both, with the newest weights or a checkpoint's.
+# An EnvRunner with two modules evaluates a checkpoint of both.
 
 
-def test_an_evaluation_plays_whole_episodes_with_the_newest_weights_of_all(
-    world: RunnerWorld, envs: ScriptedAgents
-) -> None:
-    world.learners["reds"].publish(1)
-    world.play(reds=1, blues=0)
-    told = world.driver.ask(training_pb2.Evaluate(episodes=7, seed=3), training_pb2.Evaluation)
-    assert len(told.episode_returns) == 7
-    assert told.version.update == 0, "the oldest one in play"
-    actions = {slot: {a for e in log for a in e.actions} for slot, log in envs.log.items()}
-    assert [actions[slot] for slot in (0, 1, 2)] == [{1}, {1}, {0}]
+def evaluation(world: RunnerWorld, **scales: float) -> training_pb2.Evaluate:
+    """Send a checkpoint's weights; return the command that plays them."""
+    for module_id, scale in scales.items():
+        tree = {"weights": {"scale": np.array(scale, np.float32)}, "connectors": {}}
+        for part in restores(module_id, tree, {}):
+            world.driver.ask(part, attach_pb2.Done)
+    return training_pb2.Evaluate(episodes=4, version=Version(1, 9).message())
 
 
 def test_an_evaluation_of_a_checkpoint_loads_the_weights_of_every_module(
-    world: RunnerWorld, envs: ScriptedAgents, tmp_path: Path
+    world: RunnerWorld, envs: ScriptedAgents
 ) -> None:
-    states = {
-        module_id: {"parameters": {"scale": np.array(scale, np.float32)}, "buffers": {}}
-        for module_id, scale in (("reds", 2.0), ("blues", 1.0))
-    }
-    of_module = {"version": [1, 9], "extra": {}}
-    saved = checkpoint(9, tree=states, modules=dict.fromkeys(states, of_module))
-    command = training_pb2.Evaluate(episodes=4, checkpoint=str(write(tmp_path, saved, keep=1)))
-    told = world.driver.ask(command, training_pb2.Evaluation)
+    told = world.driver.ask(evaluation(world, reds=2.0, blues=1.0), training_pb2.Evaluation)
     assert (told.version.update, len(told.episode_returns)) == (9, 4)
     actions = {slot: {a for e in log for a in e.actions} for slot, log in envs.log.items()}
     assert [actions[slot] for slot in (0, 1, 2)] == [{2}, {2}, {1}]
-    # What the learners publish is loaded again, although it has not changed.
-    world.driver.ask(training_pb2.Evaluate(episodes=4), training_pb2.Evaluation)
-    assert {a for log in envs.log.values() for e in log for a in e.actions} == {0}
 
 
-def test_a_checkpoint_that_lacks_a_module_is_refused(world: RunnerWorld, tmp_path: Path) -> None:
-    states = {"reds": {"parameters": {"scale": np.zeros((), np.float32)}, "buffers": {}}}
-    saved = checkpoint(9, tree=states, modules={"reds": {"version": [1, 9], "extra": {}}})
-    path = write(tmp_path, saved, keep=1)
-    world.driver.tell(training_pb2.Evaluate(episodes=4, checkpoint=str(path)))
+def test_a_checkpoint_that_lacks_a_module_is_refused(world: RunnerWorld) -> None:
+    world.driver.tell(evaluation(world, reds=0.0))
     failure = world.driver._answers.get(timeout=PATIENCE)
     assert "has no weights of module 'blues'" in str(failure)

@@ -139,26 +139,22 @@ class SampleRequest(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., batch_id: _Optional[int] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., at_least: _Optional[_Union[WeightsVersion, _Mapping]] = ..., connector_state: _Optional[bytes] = ..., seed: _Optional[int] = ..., round: _Optional[int] = ..., requests_in_round: _Optional[int] = ..., line_ups: _Optional[_Iterable[_Union[LineUp, _Mapping]]] = ..., steps_trained: _Optional[int] = ...) -> None: ...
 
 class LineUp(_message.Message):
-    __slots__ = ("match_id", "attempt", "players")
+    __slots__ = ("match_id", "players")
     MATCH_ID_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PLAYERS_FIELD_NUMBER: _ClassVar[int]
     match_id: int
-    attempt: int
     players: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, match_id: _Optional[int] = ..., attempt: _Optional[int] = ..., players: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, match_id: _Optional[int] = ..., players: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MatchResult(_message.Message):
-    __slots__ = ("match_id", "attempt", "returns", "length")
+    __slots__ = ("match_id", "returns", "length")
     MATCH_ID_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     RETURNS_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     match_id: int
-    attempt: int
     returns: _containers.RepeatedScalarFieldContainer[float]
     length: int
-    def __init__(self, match_id: _Optional[int] = ..., attempt: _Optional[int] = ..., returns: _Optional[_Iterable[float]] = ..., length: _Optional[int] = ...) -> None: ...
+    def __init__(self, match_id: _Optional[int] = ..., returns: _Optional[_Iterable[float]] = ..., length: _Optional[int] = ...) -> None: ...
 
 class AddPlayer(_message.Message):
     __slots__ = ("module_id", "config")
@@ -523,7 +519,7 @@ class Restore(_message.Message):
     def __init__(self, module_id: _Optional[str] = ..., chunk: _Optional[bytes] = ..., last: bool = ..., state_bytes: _Optional[int] = ..., weights: bool = ..., whole: bool = ..., source: _Optional[str] = ..., selectable: bool = ...) -> None: ...
 
 class Evaluate(_message.Message):
-    __slots__ = ("episodes", "seed", "connector_state", "checkpoint", "version", "most_steps", "goal", "video")
+    __slots__ = ("episodes", "seed", "checkpoint", "version", "most_steps", "goal", "video")
     class Goal(_message.Message):
         __slots__ = ("mean", "best")
         MEAN_FIELD_NUMBER: _ClassVar[int]
@@ -533,7 +529,6 @@ class Evaluate(_message.Message):
         def __init__(self, mean: _Optional[float] = ..., best: _Optional[float] = ...) -> None: ...
     EPISODES_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
-    CONNECTOR_STATE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MOST_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -541,13 +536,12 @@ class Evaluate(_message.Message):
     VIDEO_FIELD_NUMBER: _ClassVar[int]
     episodes: int
     seed: int
-    connector_state: bytes
     checkpoint: str
     version: WeightsVersion
     most_steps: int
     goal: Evaluate.Goal
     video: str
-    def __init__(self, episodes: _Optional[int] = ..., seed: _Optional[int] = ..., connector_state: _Optional[bytes] = ..., checkpoint: _Optional[str] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., most_steps: _Optional[int] = ..., goal: _Optional[_Union[Evaluate.Goal, _Mapping]] = ..., video: _Optional[str] = ...) -> None: ...
+    def __init__(self, episodes: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint: _Optional[str] = ..., version: _Optional[_Union[WeightsVersion, _Mapping]] = ..., most_steps: _Optional[int] = ..., goal: _Optional[_Union[Evaluate.Goal, _Mapping]] = ..., video: _Optional[str] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("version", "episode_returns", "episode_lengths", "agent_returns", "why_fewer")
