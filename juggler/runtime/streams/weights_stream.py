@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import grpc
@@ -243,8 +242,7 @@ class WeightsSubscription:
     # -- from the learner ------------------------------------------------------------------------
 
     def _read(self) -> None:
-        make_end = partial(SharedMemoryReader, hands_on=self._meeting is not None)
-        shared = ClientEnd(self.address, make_end, self._inline, self._memory)
+        shared = ClientEnd(self.address, SharedMemoryReader, self._inline, self._memory)
         reader = FrameReader(
             episodes_pb2.WeightsHeader, self._limits, digests=True, lease=shared.lease
         )
