@@ -67,8 +67,8 @@ class Mailbox(Generic[T]):
 class Service(Protocol):
     """A further service of an asyncio server."""
 
-    async def add_to(self, server: Any) -> None:
-        """Add the service; called before the server starts, in its loop."""
+    def add_to(self, server: Any) -> None:
+        """Add the service; called before the server starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,7 +447,7 @@ class Hub:
         )
         # Services are complete before an address is bound: no call may come too early.
         for each in self._settings.services:
-            await each.add_to(self._server)
+            each.add_to(self._server)
         token, tls = self._settings.token, self._settings.tls
         bound = [
             bind(self._server, address, token=token, tls=tls, insecure=insecure)
