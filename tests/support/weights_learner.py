@@ -27,7 +27,6 @@ from juggler.runtime.streams.weights_stream import (
     WeightsSubscription,
 )
 from juggler.runtime.wire.frames import FrameReader, encode_frame
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 from support.changes import Changes
 
@@ -215,7 +214,6 @@ def _read(connection: Connection, address: str, secret: tuple[str, ...]) -> None
         address,
         METADATA,
         "envrunner-0",
-        Limits(),
         retry_seconds=0.0,
         meeting=Meeting(*secret),
         alone=notes.append,

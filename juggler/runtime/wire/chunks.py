@@ -135,19 +135,16 @@ def write_chunk(
     return b"".join(parts)
 
 
-def read_chunk(message: bytes, header_bytes: int) -> Chunk:
+def read_chunk(message: bytes) -> Chunk:
     """Find the fields of a chunk in any order; skip unknown ones.
 
     As always in protobuf, pieces of an embedded message are joined, and of repeated numbers or
     `bytes` the last one counts.
 
-    Args:
-        header_bytes: size limit of the header, and of the tree information.
-
     Raises:
-        WireError: the message is not protobuf, has groups, or exceeds a limit.
+        WireError: the message is not protobuf, or has groups.
     """
-    embedded: dict[int, bytearray] = {}
+    embedded: dict[int, bytes] = {}
     offset = start = size = at = 0
     digest: int | None = None
     slot: int | None = None
@@ -161,10 +158,7 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
             if number == 15:
                 start, size = begin, length
             elif 0 < number <= 2:
-                content = embedded.setdefault(number, bytearray())
-                content += message[begin:at]
-                if len(content) > header_bytes:
-                    raise WireError(f"header or tree information is over {header_bytes} bytes")
+                embedded[number] = embedded.get(number, b"") + message[begin:at]
         # Fields of later versions are skipped by their wire type.
         elif wire_type == _VARINT:
             value, at = read_varint(message, at)
@@ -181,5 +175,4 @@ def read_chunk(message: bytes, header_bytes: int) -> Chunk:
     # Slices beyond the end were short, without an error.
     if at > len(message):
         raise WireError(f"the chunk is truncated: a field goes beyond its {len(message)} bytes")
-    header, tree = (bytes(embedded[n]) if n in embedded else None for n in (1, 2))
-    return Chunk(header, tree, offset, digest, start, size, slot)
+    return Chunk(embedded.get(1), embedded.get(2), offset, digest, start, size, slot)

@@ -24,7 +24,7 @@ from juggler.runtime.wire.chunks import (
     write_chunk,
 )
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.layouts import Limits, TreeLayout, layout_of, read_tree
+from juggler.runtime.wire.layouts import MOST_PAYLOAD_BYTES, TreeLayout, layout_of, read_tree
 from juggler.runtime.wire.trees import Tree, dtype_from_number, dtype_to_number, leaves
 from juggler.runtime.wire.v1.tensors_pb2 import TreeInfo
 
@@ -152,8 +152,6 @@ Place = Callable[[Sequence[Piece], int], int | None]
 #: to them. Raises a WireError if there are none.
 Lease = Callable[[int, int], memoryview]
 
-_DEFAULT_LIMITS = Limits()
-
 H = TypeVar("H", bound=Message)
 
 
@@ -231,7 +229,7 @@ class FrameReader(Generic[H]):
 
     Args:
         header_type: the type of field 1 of the chunks.
-        limits: the largest frame to accept.
+        most_bytes: payload bytes of the largest frame to accept.
         digests: whether a chunk without a digest is an error, unless its payload is in shared
             memory. Existing digests are always checked.
         lease: returns shared memory; None: no memory is shared with the sender.
@@ -240,13 +238,13 @@ class FrameReader(Generic[H]):
     def __init__(
         self,
         header_type: type[H],
-        limits: Limits = _DEFAULT_LIMITS,
+        most_bytes: int = MOST_PAYLOAD_BYTES,
         *,
         digests: bool = False,
         lease: Lease | None = None,
     ) -> None:
         self._header_type = header_type
-        self._limits = limits
+        self._most_bytes = most_bytes
         self._digests = digests
         self._lease = lease
         self._partial: _Partial[H] | None = None
@@ -269,7 +267,7 @@ class FrameReader(Generic[H]):
                 is dropped; the next chunk must be the first of a new frame.
         """
         partial, self._partial = self._partial, None
-        chunk = read_chunk(message, self._limits.header_bytes)
+        chunk = read_chunk(message)
         self._check_digest(chunk, message)
         if partial is None:
             header, layout = self._begin(chunk)
@@ -303,7 +301,7 @@ class FrameReader(Generic[H]):
         except DecodeError as error:
             name = self._header_type.DESCRIPTOR.name
             raise WireError(f"the header is not a {name} message: {error}") from error
-        return header, layout_of(chunk.tree, self._limits)
+        return header, layout_of(chunk.tree, self._most_bytes)
 
     def _check_digest(self, chunk: Chunk, message: bytes) -> None:
         if chunk.digest is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,6 @@ from juggler.runtime.wire import frames, layouts
 from juggler.runtime.wire.chunks import read_varint
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, encode_frame
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree, dtype_from_number, dtype_to_number, leaves
 from juggler.runtime.wire.v1.episodes_pb2 import BatchHeader, EpisodeChunk
 from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, DType, TreeInfo
@@ -163,9 +163,9 @@ def test_a_dtype_that_cannot_be_sent_is_named(dtype: str) -> None:
 LAYOUTS_HEADER = BatchHeader(batch_id=1)
 
 
-def read(array: Any, limits: Limits = Limits()) -> Any:  # noqa: B008
+def read(array: Any, most_bytes: int = 1 << 30) -> Any:
     (message,) = encode_frame(LAYOUTS_HEADER, {"a": array})
-    frame = FrameReader(BatchHeader, limits).feed(message)
+    frame = FrameReader(BatchHeader, most_bytes).feed(message)
     assert frame is not None
     return frame.tree
 
@@ -173,7 +173,7 @@ def read(array: Any, limits: Limits = Limits()) -> Any:  # noqa: B008
 def test_a_tree_that_came_before_is_compared_with_the_limits_of_whoever_reads_it_now() -> None:
     assert len(read(np.zeros(100))["a"]) == 100
     with pytest.raises(WireError, match="payload"):
-        read(np.zeros(100), Limits(payload_bytes=799))
+        read(np.zeros(100), 799)
     assert len(read(np.zeros(100))["a"]) == 100
 
 
@@ -216,7 +216,7 @@ TREE: Tree = {
     },
     "scalar": np.array(3, np.uint64),
 }
-LIMITS = Limits(payload_bytes=4096, header_bytes=4096, arrays=8, depth=4, rank=4)
+MOST_BYTES = 4096
 ONE_CHUNK = list(encode_frame(HEADER, TREE, digest=False))
 MANY_CHUNKS = list(encode_frame(HEADER, TREE, digest=False, chunk_bytes=33))
 U8 = DType.DTYPE_UINT8
@@ -225,7 +225,7 @@ U8 = DType.DTYPE_UINT8
 @pytest.mark.parametrize("frame", [ONE_CHUNK, MANY_CHUNKS], ids=["one chunk", "many chunks"])
 def test_a_frame_truncated_at_any_byte_is_never_read(frame: list[bytes]) -> None:
     for end in range(len(frame[0])):
-        reader = FrameReader(BatchHeader, LIMITS)
+        reader = FrameReader(BatchHeader, MOST_BYTES)
         try:
             assert reader.feed(frame[0][:end]) is None  # it ends before the payload
         except WireError:
@@ -249,17 +249,14 @@ def array(*path: str, offset: int = 0, size: int = 1) -> ArrayInfo:
 
 BAD_TREES: dict[str, TreeInfo] = {
     "over the limit, 4096": TreeInfo(arrays=[array("a")], payload_size=4097),
-    "over the limit, 8": TreeInfo(arrays=[array(str(i)) for i in range(9)], payload_size=8),
-    "over the limit, 4$": one_array(path=list("abcde")),
-    "5 dimensions, limit 4": one_array(shape=[1] * 5),
+    "cannot have the shape (1, 1,": one_array(shape=[1] * 65),
     "no dtype is given": one_array(dtype=0),
     "number 14 is not known": one_array(dtype=14),
     "ends at byte 9 ": one_array(shape=[9]),
     "ends at byte 12 ": one_array(offset=4),
     "ends at byte 18446744073709551616 ": one_array(shape=[2**32, 2**32]),
     "ends at byte 18446744073709551615 ": one_array(shape=[0], offset=2**64 - 1),
-    "huge shape": one_array(shape=[0, 2**63, 2**63]),
-    "overlap": two_arrays(array("b", offset=3, size=4), array("a", size=4)),
+    "cannot have the shape (0, ": one_array(shape=[0, 2**63, 2**63]),
     "'a' twice": two_arrays(array("a"), array("a", offset=1)),
     "'a' both": two_arrays(array("a", "b"), array("a", offset=1)),
     "neither": TreeInfo(payload_size=8),
@@ -273,8 +270,8 @@ def test_a_tree_that_cannot_be_is_refused(complaint: str, cut: int) -> None:
     payload = b"\x02" * 8
     chunks = [EpisodeChunk(header=HEADER, tree=BAD_TREES[complaint], payload=payload[:cut])]
     chunks += [EpisodeChunk(offset=cut, payload=payload[cut:])] if cut < 8 else []
-    reader = FrameReader(BatchHeader, LIMITS)
-    with pytest.raises(WireError, match=complaint):
+    reader = FrameReader(BatchHeader, MOST_BYTES)
+    with pytest.raises(WireError, match=re.escape(complaint)):
         feed_all([chunk.SerializeToString() for chunk in chunks], reader=reader)
     frame = reader.feed(ONE_CHUNK[0])  # the reader goes on with the next frame
     assert frame is not None
@@ -309,7 +306,6 @@ BAD_STREAMS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
     "and tree information": lambda chunks: [without("header")],
     "not a BatchHeader": lambda chunks: [b"\x0a\x01\xff" + chunks[0]],
     "not a TreeInfo": lambda chunks: [b"\x12\x01\xff" + chunks[0]],
-    "over 4096 bytes": lambda chunks: [b"\x0a\x82\x20\x12\xff\x1f" + b"x" * 4095 + chunks[0]],
     "does not match its digest": lambda chunks: [
         chunks[0],
         chunks[1] + EpisodeChunk(digest=5).SerializeToString(),
@@ -320,7 +316,7 @@ BAD_STREAMS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 @pytest.mark.parametrize("complaint", BAD_STREAMS)
 def test_chunks_that_do_not_follow_each_other_are_refused(complaint: str) -> None:
     messages = BAD_STREAMS[complaint](MANY_CHUNKS)
-    reader = FrameReader(BatchHeader, LIMITS)
+    reader = FrameReader(BatchHeader, MOST_BYTES)
     assert [reader.feed(message) for message in messages[:-1]] == [None] * (len(messages) - 1)
     with pytest.raises(WireError, match=complaint):
         reader.feed(messages[-1])
@@ -345,11 +341,11 @@ def test_a_reader_that_needs_digests_refuses_a_chunk_without_one() -> None:
         reader.feed(next(encode_frame(HEADER, TREE)))
 
 
-def peak_bytes(limits: Limits, info: TreeInfo, share: int) -> int:
+def peak_bytes(most_bytes: int, info: TreeInfo, share: int) -> int:
     """A reader's peak memory for the first chunk of a frame."""
     chunk = EpisodeChunk(header=HEADER, tree=info, payload=bytes(share))
     message = chunk.SerializeToString()
-    reader = FrameReader(BatchHeader, limits)
+    reader = FrameReader(BatchHeader, most_bytes)
     tracemalloc.start()
     try:
         reader.feed(message)
@@ -362,17 +358,17 @@ def peak_bytes(limits: Limits, info: TreeInfo, share: int) -> int:
 
 
 def test_a_frame_takes_no_memory_beyond_the_limit_whatever_it_declares() -> None:
-    limits = Limits(payload_bytes=1 << 20)
+    most_bytes = 1 << 20
     small = 1 << 16
     for size in (1 << 20) + 1, 1 << 40, 2**64 - 1:
         whole = ArrayInfo(path=["a"], dtype=U8, shape=[size])
-        assert peak_bytes(limits, TreeInfo(arrays=[whole], payload_size=size), 100) < small
+        assert peak_bytes(most_bytes, TreeInfo(arrays=[whole], payload_size=size), 100) < small
     # Within the limit, but no tree: refused before memory is taken.
-    for second in array("a", offset=9), array("b", offset=8), array("a", "b", offset=9):
+    for second in array("a", offset=9), array("a", "b", offset=9):
         bad = TreeInfo(arrays=[array("a", size=9), second], payload_size=1 << 20)
-        assert peak_bytes(limits, bad, 100) < small
+        assert peak_bytes(most_bytes, bad, 100) < small
     good = TreeInfo(arrays=[array("a", size=1 << 20)], payload_size=1 << 20)
-    assert 1 << 20 <= peak_bytes(limits, good, 100) < (1 << 20) + small
+    assert 1 << 20 <= peak_bytes(most_bytes, good, 100) < (1 << 20) + small
 
 
 def test_memory_that_is_not_there_is_a_wire_error() -> None:
@@ -380,4 +376,4 @@ def test_memory_that_is_not_there_is_a_wire_error() -> None:
     info = TreeInfo(arrays=[array("a", size=size)], payload_size=size)
     message = EpisodeChunk(header=HEADER, tree=info, payload=b"x").SerializeToString()
     with pytest.raises(WireError, match="too little memory"):
-        feed_all([message], Limits(payload_bytes=size))
+        feed_all([message], size)
