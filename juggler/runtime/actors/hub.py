@@ -142,7 +142,6 @@ class WorkerReported:
 HubEvent = WorkerJoined | WorkerLeft | WorkerReplied | WorkerReported
 
 
-_MOST_HELLO_BYTES = 1 << 16
 _MOST_INDEX = 4095
 _LONGEST_WORD = 64  # characters of a role or a run's id
 _LONGEST_LINE = 1000  # characters
@@ -156,25 +155,15 @@ class ProtocolViolation(ValueError):
 
 
 def read_message(raw: bytes) -> attach_pb2.FromWorker:
-    """Read any message after the first; its texts become single lines.
+    """Read any message of a stream.
 
     Raises:
-        ProtocolViolation: it is not a message, or a second hello.
+        ProtocolViolation: it is not a message.
     """
-    message = _parsed(raw)
-    if message.HasField("hello"):
-        raise ProtocolViolation("sent a second hello")
-    # A worker's texts become lines of the driver's log, and must not look like several.
-    failures = [reply.failure for reply in message.replies if reply.HasField("failure")]
-    if message.HasField("heartbeat"):
-        message.heartbeat.held_up_by = one_line(message.heartbeat.held_up_by)
-    if message.HasField("farewell"):
-        message.farewell.reason = one_line(message.farewell.reason)
-        if message.farewell.HasField("failure"):
-            failures.append(message.farewell.failure)
-    for failure in failures:
-        failure.message = one_line(failure.message)
-    return message
+    try:
+        return attach_pb2.FromWorker.FromString(raw)
+    except DecodeError:
+        raise ProtocolViolation("sent bytes that are not a message of an attach stream") from None
 
 
 def one_line(text: str, longest: int = _LONGEST_LINE) -> str:
@@ -194,9 +183,7 @@ def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> att
     Raises:
         ProtocolViolation: the sender must not be admitted.
     """
-    if len(raw) > _MOST_HELLO_BYTES:
-        raise ProtocolViolation(f"a hello of {len(raw)} bytes: at most {_MOST_HELLO_BYTES}")
-    first = _parsed(raw)
+    first = read_message(raw)
     hello = first.hello
     if not first.HasField("hello") or not hello.incarnation:
         raise ProtocolViolation("the first message must be a hello with an incarnation")
@@ -218,13 +205,6 @@ def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> att
     if hello.index > _MOST_INDEX:
         raise ProtocolViolation(f"index {hello.index}: at most {_MOST_INDEX}")
     return hello
-
-
-def _parsed(raw: bytes) -> attach_pb2.FromWorker:
-    try:
-        return attach_pb2.FromWorker.FromString(raw)
-    except DecodeError:
-        raise ProtocolViolation("sent bytes that are not a message of an attach stream") from None
 
 
 _SILENCE_BEGINS = 3.0  # seconds

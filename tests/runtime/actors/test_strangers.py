@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
@@ -169,7 +170,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Any], str]]:
 def _come(contact: Contact) -> Attachment:
     inbox = _LeavingInbox(watched=False)
     try:
-        return _attach(contact, "worker", inbox, WorkerLog("worker"), (), ())
+        return _attach(partial(Attachment, contact, "worker", inbox), contact, WorkerLog("worker"))
     finally:
         inbox.has_left()  # else this process ends
 
