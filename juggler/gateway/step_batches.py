@@ -22,7 +22,6 @@ from juggler.gateway.sessions import (
 )
 from juggler.runtime.episodes.batch import MOST_REWARD, TOO_LARGE
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.wire.chunks import write_varint
 from juggler.runtime.wire.structures import put, take
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
@@ -389,6 +388,19 @@ _TO_SIMULATOR_ACTIONS = b"\x12"
 _BATCH_SEQ, _BATCH_AGENTS = b"\x08", b"\x12"
 _ACTIONS_ACTIONS = b"\x22"
 _TENSOR_DATA = b"\x22"
+_SINGLE_BYTES = [bytes([number]) for number in range(128)]
+
+
+def write_varint(number: int) -> bytes:
+    """Encode a non-negative number, as protobuf does."""
+    if number < 128:
+        return _SINGLE_BYTES[number]
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
 
 
 def action_batch(seq: int, parts: Sequence[bytes], more: bytes) -> bytes:

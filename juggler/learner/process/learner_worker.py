@@ -49,7 +49,7 @@ from juggler.runtime.streams.memory_socket import MemorySocket
 from juggler.runtime.streams.shared_directory import learner_socket
 from juggler.runtime.streams.weights_stream import SUBSCRIBE_METHOD, WeightsPublisher
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+from juggler.runtime.wire.v1 import attach_pb2, tensors_pb2, training_pb2
 
 M = TypeVar("M", bound=Message)
 
@@ -349,7 +349,7 @@ class LearnerWorker:
     def _send_chunk(self, command_id: int, chunk: bytes, rest: Iterator[bytes]) -> bytes | None:
         """Send a chunk, marked if the last; return the next chunk."""
         after = next(rest, None)
-        kind = training_pb2.StateChunk.DESCRIPTOR.full_name
+        kind = tensors_pb2.Chunk.DESCRIPTOR.full_name
         body = any_pb2.Any(type_url=f"type.googleapis.com/{kind}", value=chunk)
         self._attachment.reply_packed(command_id, body, last=after is None)
         return after

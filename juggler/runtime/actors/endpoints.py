@@ -16,7 +16,7 @@ from juggler.runtime.actors.credentials import TOKEN_VARIABLE
 from juggler.runtime.actors.tls import TLS_VARIABLE, Tls, why_no_handshake
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 _LOOK_SECONDS = 0.5
 _REPORT_SECONDS, _MOST_REPORTS = 5.0, 20

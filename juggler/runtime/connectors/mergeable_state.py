@@ -165,7 +165,7 @@ def connector_state(checkpoint: Checkpoint, module_id: str = OLD_MODULE) -> Stat
 
 
 def to_bytes(state: State) -> bytes:
-    """Serialize a state as a StateChunk, for a message.
+    """Serialize a state as a chunk, for a message.
 
     Raises:
         ValueError: the state is too large for one message.

@@ -439,4 +439,4 @@ class FrozenFrame:
 
     def chunk(self, slot: int) -> bytes:
         """Return the chunk for a reader with the memory in this slot."""
-        return write_chunk((), 0, header=self._header, tree=self._tree, slot=slot)
+        return write_chunk(header=self._header, tree=self._tree, slot=slot)

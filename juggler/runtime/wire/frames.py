@@ -189,7 +189,7 @@ def encode_frame(
         raise ValueError(f"chunk_bytes must be positive, not {chunk_bytes}")
     form, pieces = lay_out(tree)
     encoded = header.SerializeToString()
-    fields = len(encoded) + len(form.tree) + 64  # including tags and padding
+    fields = len(encoded) + len(form.tree) + 64  # including sizes and padding
     if fields + min(chunk_bytes, form.size) > MAX_MESSAGE_BYTES:
         raise WireError(
             f"{fields} bytes of header and tree information and a chunk of {chunk_bytes} bytes "
@@ -197,7 +197,7 @@ def encode_frame(
         )
     slot = None if place is None else place(pieces, form.size)
     if slot is not None:
-        return iter((write_chunk((), 0, header=encoded, tree=form.tree, slot=slot),))
+        return iter((write_chunk(header=encoded, tree=form.tree, slot=slot),))
     return _chunks(encoded, form, pieces, chunk_bytes, digest)
 
 
@@ -207,7 +207,7 @@ def _chunks(
     size = form.size
     fields: Mapping[str, Any] = {"header": header, "tree": form.tree}
     if size <= chunk_bytes:
-        yield write_chunk(pieces, size, digest=digest, **fields)
+        yield write_chunk(pieces, digest=digest, **fields)
         return
     # Chunks are full except the last one, across the borders of arrays.
     share: list[Piece] = []
@@ -216,12 +216,12 @@ def _chunks(
         while len(piece) > room:
             share.append(piece[:room])
             piece = piece[room:]
-            yield write_chunk(share, chunk_bytes, offset=sent, digest=digest, **fields)
+            yield write_chunk(share, offset=sent, digest=digest, **fields)
             fields, share = {}, []
             sent, room = sent + chunk_bytes, chunk_bytes
         share.append(piece)
         room -= len(piece)
-    yield write_chunk(share, size - sent, offset=sent, digest=digest, **fields)
+    yield write_chunk(share, offset=sent, digest=digest, **fields)
 
 
 class FrameReader(Generic[H]):
@@ -278,7 +278,7 @@ class FrameReader(Generic[H]):
                 return Frame(header, read_tree(layout, payload))
             partial = _Partial(header, layout)
         # Frames of one stream do not overlap.
-        elif chunk.header is not None or chunk.tree is not None or chunk.slot is not None:
+        elif chunk.tree or chunk.slot is not None:
             raise WireError(f"a new frame began before the last one ended, {partial}")
         elif not chunk.size:
             raise WireError(f"a chunk without payload arrived in mid-frame, {partial}")
@@ -294,8 +294,8 @@ class FrameReader(Generic[H]):
         return read_tree(layout, self._lease(slot, layout.payload_size))
 
     def _begin(self, chunk: Chunk) -> tuple[H, TreeLayout]:
-        if chunk.header is None or chunk.tree is None:
-            raise WireError("the first chunk of a frame must have a header and tree information")
+        if not chunk.tree:
+            raise WireError("the first chunk of a frame must have tree information")
         try:
             header = self._header_type.FromString(chunk.header)
         except DecodeError as error:
