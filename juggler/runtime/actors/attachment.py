@@ -299,7 +299,7 @@ class Attachment:
         """
         self.incarnation = incarnation or secrets.token_hex(8)
         self.device_bytes: Callable[[], int] = int
-        self.held_up_by: Callable[[FrameType], str] = _unknown_policy
+        self.held_up_by: Callable[[FrameType], str] = lambda _: ""
         # Set before the stream opens, because its threads use them at once.
         self._inbox = inbox
         self._over = threading.Event()
@@ -493,7 +493,3 @@ class Attachment:
             heartbeat.held_up_by = self.held_up_by(frame)
             heartbeat.stack = _fitting("".join(traceback.format_stack(frame)))
         self._send(attach_pb2.FromWorker(heartbeat=heartbeat))
-
-
-def _unknown_policy(_: FrameType) -> str:
-    return ""

@@ -30,10 +30,8 @@ from juggler.runtime.wire.v1.tensors_pb2 import TreeInfo
 
 _ZEROS = memoryview(bytes(ALIGNMENT))
 # A relay of weights lays out trees from a network, which may be larger than any model's.
-_MOST_FORMS = 1024
-_MOST_KEPT, _LARGEST_KEPT = 8 << 20, 1 << 20  # bytes of tree information: total, and per tree
+_MOST_FORMS, _LARGEST_KEPT = 512, 64 << 10  # forms; bytes of the tree information of one
 _forms: dict[tuple[Any, ...], TreeForm] = {}  # by marks
-_kept = 0  # bytes of their tree information
 _ROOT, _BEGIN, _END = object(), object(), object()  # no key of a tree equals these
 
 
@@ -61,7 +59,10 @@ def lay_out(tree: Tree) -> tuple[TreeForm, list[Piece]]:
     form = _forms.get(key)
     if form is None:
         form = _form(tree)
-        _keep(key, form)
+        if len(form.tree) <= _LARGEST_KEPT:
+            if len(_forms) >= _MOST_FORMS:
+                _forms.clear()
+            _forms[key] = form
     # Most trees have aligned, contiguous arrays, which are sent as they are.
     if form.whole:
         return form, [*arrays]
@@ -77,18 +78,6 @@ def lay_out(tree: Tree) -> tuple[TreeForm, list[Piece]]:
             array = np.ascontiguousarray(array)
         pieces.append(array if plain else bytes_of(array))
     return form, pieces
-
-
-def _keep(key: tuple[Any, ...], form: TreeForm) -> None:
-    global _kept
-    size = len(form.tree)
-    if size > _LARGEST_KEPT:
-        return
-    if len(_forms) >= _MOST_FORMS or _kept + size > _MOST_KEPT:
-        _forms.clear()
-        _kept = 0
-    _forms[key] = form
-    _kept += size
 
 
 def _collect(branch: Mapping[Any, Any], marks: list[Any], arrays: list[NDArray[Any]]) -> None:

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.trees import Path, Skeleton, Tree, dtype_from_number, path_name
+from juggler.runtime.wire.trees import Path, Tree, check_paths, dtype_from_number, nest, path_name
 from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, TreeInfo
 
 #: Payload bytes of the largest frame that a reader accepts by default. A frame with one chunk needs
@@ -36,7 +36,7 @@ class TreeLayout(NamedTuple):
 
     specs: list[_ArraySpec]
     bools: list[int]  # indices of the arrays of bools
-    skeleton: Skeleton
+    empty_branches: list[Path]
     payload_size: int
 
 
@@ -62,9 +62,9 @@ def _read_layout(encoded: bytes, most_bytes: int) -> TreeLayout:
         raise WireError(f"a payload of {size} bytes is over the limit, {most_bytes}")
     specs = [_read_spec(array, size) for array in info.arrays]
     empty = [tuple(branch.keys) for branch in info.empty_branches]
-    skeleton = Skeleton([spec.path for spec in specs], empty)
+    check_paths([*(spec.path for spec in specs), *empty])
     bools = [n for n, spec in enumerate(specs) if spec.dtype.kind == "b" and spec.size]
-    return TreeLayout(specs, bools, skeleton, size)
+    return TreeLayout(specs, bools, empty, size)
 
 
 _kept_layout = lru_cache(_MOST_KEPT)(_read_layout)
@@ -86,7 +86,7 @@ def read_tree(layout: TreeLayout, payload: memoryview) -> Tree:
 
     Aligned arrays are views of the payload.
     """
-    arrays: list[NDArray[Any]] = []
+    arrays: list[tuple[Path, NDArray[Any]]] = []
     for path, dtype, shape, offset, _ in layout.specs:
         try:
             array: NDArray[Any] = np.ndarray(shape, dtype, payload, offset)  # shape
@@ -95,10 +95,10 @@ def read_tree(layout: TreeLayout, payload: memoryview) -> Tree:
         if not array.flags.aligned:
             array = array.copy()
             array.flags.writeable = False
-        arrays.append(array)
+        arrays.append((path, array))
     for number in layout.bools:
         # NumPy's behaviour is undefined for bools with other values.
-        if arrays[number].view(np.uint8).max() > 1:
-            name = path_name(layout.specs[number].path)
-            raise WireError(f"{name} is bool but has bytes other than 0 and 1")
-    return layout.skeleton.fill(arrays)
+        path, array = arrays[number]
+        if array.view(np.uint8).max() > 1:
+            raise WireError(f"{path_name(path)} is bool but has bytes other than 0 and 1")
+    return nest(arrays, layout.empty_branches)
