@@ -28,6 +28,7 @@ from juggler.runtime.actors.endpoints import (
     PROTOCOL_VERSION,
     EndpointError,
     dial,
+    must_fit,
     no_driver,
     wait_until_ready,
 )
@@ -395,6 +396,7 @@ class Attachment:
         self._stream.close()
 
     def _send(self, message: attach_pb2.FromWorker) -> None:
+        must_fit(message, "a message to the driver")
         self._outbox.append(message)
         self._stream.wake()
 

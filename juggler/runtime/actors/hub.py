@@ -23,7 +23,12 @@ from juggler.runtime.actors.credentials import (
     same_token,
     why_not_admitted,
 )
-from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, WATCHFUL_SERVER_OPTIONS, bind
+from juggler.runtime.actors.endpoints import (
+    PROTOCOL_VERSION,
+    WATCHFUL_SERVER_OPTIONS,
+    bind,
+    must_fit,
+)
 from juggler.runtime.actors.resources import seconds_waited
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import attach_pb2
@@ -220,12 +225,10 @@ class WorkerConnection:
     cancel: Callable[[], bool]  # ends the stream
     last_seen: float  # seconds of the loop's clock
     outbox: deque[attach_pb2.Command] = field(default_factory=deque)  # any thread appends
-    wake_pending: bool = False
     waited: float | None = None  # seconds that it had waited for a processor when it became silent
     heartbeat: attach_pb2.Heartbeat = field(default_factory=attach_pb2.Heartbeat)
     over: str = ""  # if set, the stream ends for this reason
     unresponsive: bool = False  # the reason is silence; the worker may be alive
-    has_left: bool = False  # its Left event was put
 
     def silent(self, now: float) -> float:
         """Return how many seconds a worker has been silent.
@@ -346,12 +349,16 @@ class Hub:
         """Queue a command for a worker.
 
         Returns False if this incarnation has left, which a Left event reports.
+
+        Raises:
+            EndpointError: the command is too large for a message.
         """
         connection = self._connections.get(worker.worker_id)
         if connection is None or connection.worker is not worker:
             return False
         command = attach_pb2.Command(id=command_id)
         command.body.Pack(body)
+        must_fit(command, f"a command to {worker.worker_id}")
         connection.outbox.append(command)
         self._wake(connection)
         return True
@@ -397,9 +404,6 @@ class Hub:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=30)
 
     def _wake(self, connection: WorkerConnection) -> None:
-        if connection.wake_pending:
-            return
-        connection.wake_pending = True
         self._to_wake.append(connection)
         # Waking the loop is a system call, so one wake-up serves all commands until the loop runs.
         if not self._waking:
@@ -545,8 +549,6 @@ class Hub:
         worker_id = connection.worker.worker_id
         if self._connections.get(worker_id) is connection:
             del self._connections[worker_id]
-        if not connection.has_left:
-            connection.has_left = True
             self._events.put(left)
 
     def _index_for(self, hello: attach_pb2.Hello) -> int:
@@ -566,7 +568,6 @@ class Hub:
         while True:
             await connection.wake.wait()
             connection.wake.clear()
-            connection.wake_pending = False
             commands = [connection.outbox.popleft() for _ in range(len(connection.outbox))]
             # Several commands per message, but none near the message limit.
             size, start = 0, 0

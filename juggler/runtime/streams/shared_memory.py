@@ -94,39 +94,35 @@ def memory_file(name: str, flags: int = 0) -> int:
 
 
 class SharedMemory:
-    """New memory of a fixed size.
+    """Memory of a fixed size.
 
-    All of its pages are allocated at once: too little memory is an OSError here instead of a
+    All pages of new memory are allocated at once: too little memory is an OSError here instead of a
     signal (SIGBUS) to a writer or reader.
 
     Attributes:
         size: in bytes.
     """
 
-    def __init__(self, size: int) -> None:
-        """Allocate memory of this size.
+    def __init__(self, size: int, descriptor: int = -1) -> None:
+        """Allocate memory of this size, or take another process's descriptor.
 
         Raises:
             OSError: memory is too small, or the system does not support memfd.
         """
-        self.size = size
+        self.size, self._descriptor = size, descriptor
+        self._mapped: mmap.mmap | None = None
+        if descriptor >= 0:
+            return
         self._descriptor = memory_file("juggler", _CLOSE_ON_EXEC | _ALLOW_SEALING)
         try:
             os.posix_fallocate(self._descriptor, 0, size)
             both = mmap.PROT_READ | mmap.PROT_WRITE
-            self._mapped: mmap.mmap | None = map_file(self._descriptor, size, both)
+            self._mapped = map_file(self._descriptor, size, both)
             # Other processes with the descriptor can only read it.
             self._seal(_SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE)
         except BaseException:
             self.close()
             raise
-
-    @classmethod
-    def received(cls, descriptor: int, size: int) -> SharedMemory:
-        """Take the descriptor of another process's memory."""
-        memory = cls.__new__(cls)
-        memory.size, memory._descriptor, memory._mapped = size, descriptor, None
-        return memory
 
     def map_read_only(self) -> mmap.mmap:
         """Map the memory; raise OSError or ValueError if that is impossible."""
@@ -302,7 +298,7 @@ def receive(connection: socket.socket, most: int) -> tuple[bytes, SharedMemory |
     if not rights:
         return message, None
     (descriptor,) = DESCRIPTOR.unpack(rights[0][2])
-    return message, SharedMemory.received(descriptor, OFFER.unpack_from(message)[1])
+    return message, SharedMemory(OFFER.unpack_from(message)[1], descriptor)
 
 
 class SharedMemoryWriter:

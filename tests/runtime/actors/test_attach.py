@@ -146,6 +146,18 @@ def test_reports_arrive_unasked(world: World) -> None:
     assert body.reason == "just so"
 
 
+def test_what_is_too_large_for_a_message_is_told_and_breaks_no_connection(world: World) -> None:
+    world.start()
+    attachment, large = world.attach(), attach_pb2.Refusal(reason="x" * (9 << 20))
+    worker = world.wait_for(WorkerJoined).worker
+    with pytest.raises(EndpointError, match=r"to the driver has 9\.0 MiB"):
+        attachment.report(large)
+    with pytest.raises(EndpointError, match=r"to worker-0 has 9\.0 MiB"):
+        world.hub.send(worker, 1, large)
+    attachment.report(attach_pb2.Refusal(reason="small"))
+    assert world.wait_for(WorkerReported)
+
+
 def test_a_farewell_says_why_the_worker_left(world: World) -> None:
     world.start()
     world.attach().farewell("had enough", ValueError("of this"))
