@@ -25,14 +25,13 @@ from juggler.runtime.wire.chunks import (
 )
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.layouts import MOST_PAYLOAD_BYTES, TreeLayout, layout_of, read_tree
-from juggler.runtime.wire.trees import Tree, dtype_from_number, dtype_to_number, leaves
+from juggler.runtime.wire.trees import Path, Tree, dtype_from_number, dtype_to_number, leaves
 from juggler.runtime.wire.v1.tensors_pb2 import TreeInfo
 
 _ZEROS = memoryview(bytes(ALIGNMENT))
 # A relay of weights lays out trees from a network, which may be larger than any model's.
 _MOST_FORMS, _LARGEST_KEPT = 512, 64 << 10  # forms; bytes of the tree information of one
-_forms: dict[tuple[Any, ...], TreeForm] = {}  # by marks
-_ROOT, _BEGIN, _END = object(), object(), object()  # no key of a tree equals these
+_forms: dict[tuple[Any, ...], TreeForm] = {}  # by what they depend on
 
 
 class TreeForm(NamedTuple):
@@ -52,13 +51,14 @@ def lay_out(tree: Tree) -> tuple[TreeForm, list[Piece]]:
     Raises:
         WireError: the tree has a value that cannot be sent.
     """
-    marks: list[Any] = []
-    arrays: list[NDArray[Any]] = []
-    _collect({_ROOT: tree}, marks, arrays)
-    key = tuple(marks)
+    found = leaves(tree)
+    arrays = [array for _, array in found if array is not None]
+    # Everything that the form depends on; hashing dtypes and shapes is cheaper than the form.
+    marks = [None if a is None else (a.dtype, a.shape, a.flags.c_contiguous) for _, a in found]
+    key = (*[path for path, _ in found], *marks)
     form = _forms.get(key)
     if form is None:
-        form = _form(tree)
+        form = _form(found)
         if len(form.tree) <= _LARGEST_KEPT:
             if len(_forms) >= _MOST_FORMS:
                 _forms.clear()
@@ -80,36 +80,19 @@ def lay_out(tree: Tree) -> tuple[TreeForm, list[Piece]]:
     return form, pieces
 
 
-def _collect(branch: Mapping[Any, Any], marks: list[Any], arrays: list[NDArray[Any]]) -> None:
-    """Collect the arrays, and everything that the form depends on.
-
-    A tree that cannot be sent has other marks than any tree that can.
-    """
-    for key, child in branch.items():
-        if isinstance(child, np.ndarray):
-            marks += (key, child.dtype, child.shape, child.flags.c_contiguous)
-            arrays.append(child)
-        elif isinstance(child, (dict, Mapping)):  # the check for a dict is faster
-            marks += (key, _BEGIN)
-            _collect(child, marks, arrays)
-            marks.append(_END)
-        else:
-            marks += (key, None)
-
-
 def bytes_of(piece: Piece) -> memoryview:
     """Return a contiguous array as bytes, without a copy."""
     array = np.asarray(piece)
     return array.reshape(-1).view(np.uint8).data
 
 
-def _form(tree: Tree) -> TreeForm:
+def _form(found: Sequence[tuple[Path, NDArray[Any] | None]]) -> TreeForm:
     info = TreeInfo()
     gaps: list[memoryview] = []
     converted: list[np.dtype[Any] | None] = []
     plain: list[bool] = []
     size, contiguous = 0, True
-    for path, array in leaves(tree):
+    for path, array in found:
         if array is None:
             info.empty_branches.add(keys=path)
             continue
