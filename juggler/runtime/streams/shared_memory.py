@@ -19,7 +19,6 @@ import errno
 import fcntl
 import mmap
 import os
-import select
 import socket
 import struct
 import sys
@@ -27,6 +26,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -222,9 +222,7 @@ class SharedMemoryReader:
 
     def wait_for_probe(self, seconds: float) -> None:
         """Wait until `receive_offers` has something to answer."""
-        poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
-        poll.poll(1000 * seconds)
+        wait([self._connection], seconds)
 
     def lease(self, slot: int, size: int) -> memoryview:
         """Lend the first bytes of a slot, read-only.
