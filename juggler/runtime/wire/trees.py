@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -136,19 +137,16 @@ def check_paths(paths: Iterable[Path]) -> None:
     Raises:
         WireError: there are no paths, one occurs twice, or one continues after the end of another.
     """
-    ends: set[Path] = set()
-    branches: set[Path] = set()
-    for path in paths:
-        if path in ends:
-            raise WireError(f"the tree has {path_name(path)} twice")
-        ends.add(path)
-        while path and (path := path[:-1]) not in branches:
-            branches.add(path)
-    if not ends:
+    ordered = sorted(paths)
+    if not ordered:
         raise WireError("the tree names neither an array nor an empty branch")
-    if both := ends & branches:
-        name = path_name(min(both))
-        raise WireError(f"the tree has {name} both as a branch and as an array or empty branch")
+    # In this order, the next path shows whether another one continues a path.
+    for path, after in pairwise(ordered):
+        if path == after:
+            raise WireError(f"the tree has {path_name(path)} twice")
+        if path == after[: len(path)]:
+            name = path_name(path)
+            raise WireError(f"the tree has {name} both as a branch and as an array or empty branch")
 
 
 def path_name(path: Path) -> str:
