@@ -34,11 +34,10 @@ from juggler.runtime.actors.hub import ProtocolViolation, read_hello, read_messa
 from juggler.runtime.connectors.mergeable_state import from_bytes
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, encode_frame
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_from_message, space_to_message
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, spaces_pb2, training_pb2
 
-LIMITS = Limits(payload_bytes=1 << 20, header_bytes=1 << 16)
+MOST_BYTES = 1 << 20
 N, T = 2, 4
 AGENTS = ("left", "right")
 _LONGEST_STORY = 2000  # characters of a refusal
@@ -154,7 +153,7 @@ def _readers() -> dict[str, Reader]:
     space = spaces.Dict({"x": BATCH_SPACES["default"][0], "y": spaces.MultiDiscrete([2, 3])})
 
     def take(message: bytes) -> None:
-        frame = FrameReader(episodes_pb2.BatchHeader, LIMITS).feed(message)
+        frame = FrameReader(episodes_pb2.BatchHeader, MOST_BYTES).feed(message)
         if frame is not None:
             store.insert(frame)
             store.pop([frame.header.batch_id])
@@ -168,10 +167,12 @@ def _readers() -> dict[str, Reader]:
 
     return {
         "batch": Reader(whole, take, WireError),
-        "first chunk": Reader(part, FrameReader(episodes_pb2.BatchHeader, LIMITS).feed, WireError),
+        "first chunk": Reader(
+            part, FrameReader(episodes_pb2.BatchHeader, MOST_BYTES).feed, WireError
+        ),
         "weights": Reader(
             published,
-            lambda m: FrameReader(episodes_pb2.WeightsHeader, LIMITS, digests=True).feed(m),
+            lambda m: FrameReader(episodes_pb2.WeightsHeader, MOST_BYTES, digests=True).feed(m),
             WireError,
         ),
         "connectors": Reader(state, from_bytes, ValueError),

@@ -31,13 +31,13 @@ from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.module_player import ModulePlayer
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.sessions import AgentInterface
+from juggler.gateway.step_batches import write_varint
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.modules.module_specs import build_module
-from juggler.runtime.wire.chunks import write_varint
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 

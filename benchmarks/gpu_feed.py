@@ -48,7 +48,6 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.streams.weights_stream import WeightsSubscription
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import episodes_pb2, training_pb2
 
@@ -92,7 +91,7 @@ def send(address: str, rows: int, steps: int, ids: Any, credit: Any) -> None:
     keep_freed_memory()
     tree = {"default": image_batch(rows, steps).to_tree()}
     sender = EpisodeSender(address, METADATA, lambda *_: None)
-    weights = WeightsSubscription(address, METADATA, "bench", Limits())
+    weights = WeightsSubscription(address, METADATA, "bench")
     while True:
         credit.acquire()
         with ids.get_lock():
@@ -220,7 +219,7 @@ def end_to_end(given: argparse.Namespace, config: ImpalaConfig) -> dict[str, Any
         ]
         for sender in senders:
             sender.start()
-        weights = WeightsSubscription(address, METADATA, "bench", Limits())
+        weights = WeightsSubscription(address, METADATA, "bench")
         first = weights.wait_for(Version(1, 3), timeout=120).version.update  # warm-up is over
         trained, begin = driver.trained, time.perf_counter()
         time.sleep(given.seconds)

@@ -105,7 +105,7 @@ FAULTS = [
     Fault(HUB, "size, start = 0, end", "size, start = 0, end + 1", "a command between two messages is lost"),
     Fault(HUB, "late, looked = now - looked - interval, now", "late, looked = 0.0, now", "a pause of the driver counts as silence"),
     Fault(HUB, "if len(self._connections) >= settings.max_workers:", "if len(self._connections) > settings.max_workers:", "one worker too many"),
-    Fault(HUB, "if not connection.has_left:", "if True:", "a worker leaves twice"),
+    Fault(HUB, "del self._connections[worker_id]", "pass", "a worker leaves twice"),
     Fault(HUB, "if self._connections.get(worker_id) is connection:", "if True:", "a replaced worker takes its successor along"),
     Fault(HUB, "if stuck > self._settings.hang_seconds:", "if False:", "a worker that hangs is never lost"),
     Fault(SUPERVISOR, "2.0 ** min(deaths - 1, 64)", "2.0 ** min(deaths, 64)", "the first delay is doubled"),

@@ -30,7 +30,6 @@ from juggler.runtime.streams.memory_socket import MemorySocket
 from juggler.runtime.streams.shared_directory import SHARED_DIR_VARIABLE, shared_address
 from juggler.runtime.streams.shared_memory import SHARED_MEMORY_VARIABLE
 from juggler.runtime.streams.weights_stream import WeightsPublisher, WeightsSubscription
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree, flatten
 
 PATIENCE = 60.0  # seconds
@@ -48,7 +47,7 @@ def _reads(frame: BatchFrame) -> str:
 def episodes_server(address: str, memory: str, ready: Any, reads: bool) -> None:
     take = _reads if reads else lambda frame: ""
     listens = MemorySocket(memory or address)
-    receiver = EpisodeReceiver(take, lambda metadata: None, Limits(), memory=listens)
+    receiver = EpisodeReceiver(take, lambda metadata: None, memory=listens)
     server, bound = _serve([receiver.handler()], address)
     ready.put(bound)
     server.wait_for_termination()
@@ -117,10 +116,7 @@ def subscribe(address: str, count: int, says: str, back: Any, direct: bool) -> N
             if have[version] == count:
                 back.release()  # one word to the learner's process, however many readers
 
-    held = [
-        Counting(address, (), "bench", Limits(), counted=counted, meeting=meeting)
-        for _ in range(count)
-    ]
+    held = [Counting(address, (), "bench", counted=counted, meeting=meeting) for _ in range(count)]
     threading.Event().wait()
     del held
 

@@ -31,7 +31,6 @@ from juggler.runtime.streams import weights_stream
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
 from juggler.runtime.streams.memory_socket import MemorySocket
 from juggler.runtime.streams.weights_stream import WeightsPublisher, WeightsSubscription
-from juggler.runtime.wire.layouts import Limits
 
 PATIENCE = 30.0  # seconds
 
@@ -119,7 +118,7 @@ def episodes(count: int, size: int, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="jb-") as directory:
         local = f"unix:{directory}/l"
         memory = MemorySocket(local)
-        receiver = EpisodeReceiver(take, lambda metadata: None, Limits(), memory=memory)
+        receiver = EpisodeReceiver(take, lambda metadata: None, memory=memory)
         server, address = _serve(receiver.handler(), local)
         try:
             return _episodes(server, address, count, size, seconds, received, before)
@@ -182,7 +181,7 @@ class Fanning(WeightsPublisher):
 
 
 def subscribe(address: str, count: int) -> None:
-    subscriptions = [WeightsSubscription(address, (), "bench", Limits()) for _ in range(count)]
+    subscriptions = [WeightsSubscription(address, (), "bench") for _ in range(count)]
     threading.Event().wait()
     del subscriptions
 

@@ -30,7 +30,6 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import EpisodeReceiver, EpisodeSender
 from juggler.runtime.streams.host_weights import WeightsFrame
 from juggler.runtime.streams.weights_stream import WeightsPublisher, WeightsSubscription
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
 IN_FLIGHT = 4  # messages, as many as a runner has requests
@@ -101,7 +100,7 @@ def raw_client(address: str, size: int, seconds: float) -> float:
 
 
 def episodes_server(address: str, ready: Any, _: int) -> None:
-    receiver = EpisodeReceiver(lambda frame: "", lambda metadata: None, Limits())
+    receiver = EpisodeReceiver(lambda frame: "", lambda metadata: None)
     server, _ = _serve([receiver.handler()], address)
     ready.set()
     server.wait_for_termination()
@@ -175,7 +174,7 @@ class CountingSubscription(WeightsSubscription):
 
 
 def weights_client(address: str, size: int, seconds: float) -> float:
-    subscription = CountingSubscription(address, (), "bench", Limits())
+    subscription = CountingSubscription(address, (), "bench")
     rate = _rate_beside(lambda: subscription.received, size, seconds)
     subscription.close()
     return rate

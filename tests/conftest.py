@@ -79,7 +79,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 #: Modules that may sleep in tests of the gate, as nothing tells them of what they wait for: names
 #: and locks of other processes, and torch's stores and devices.
-_MAY_SLEEP = {"host_weights.py", "shared_directory.py", "torch_peers.py"}
+_MAY_SLEEP = {"host_weights.py", "torch_peers.py"}
 _PATCH = pytest.StashKey[pytest.MonkeyPatch]()
 _started: list[str] = []  # processes, by the test that runs
 _slept: list[str] = []  # where

@@ -45,7 +45,7 @@ from juggler.runtime.episodes.version import DEFAULT_MODULE
 from juggler.runtime.near_matches import nearest
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.frames import lay_out
-from juggler.runtime.wire.layouts import Limits, layout_of
+from juggler.runtime.wire.layouts import layout_of
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
@@ -778,7 +778,7 @@ def _checked(module_id: str, batches: object) -> list[EpisodeBatch]:
         )
     for batch in given:
         form, _ = lay_out({module_id: batch.to_tree()})
-        layout_of(form.tree, Limits())  # as the learner reads it: beyond its limits, a stream ends
+        layout_of(form.tree)  # as the learner reads it: beyond its limits, a stream ends
     return given
 
 

@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health
 
 from juggler.runtime.actors.credentials import bearer, why_not_admitted
-from juggler.runtime.actors.health import AsyncHealth, Health, add_reflection
+from juggler.runtime.actors.health import Health, add_reflection
 from juggler.runtime.actors.hub import ATTACH_METHOD, Service
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import status_pb2
@@ -68,10 +68,10 @@ class MonitoringServices:
     ) -> None:
         self._options = options
         self._ask = ask
-        self._health, self._health_beside = AsyncHealth(_ATTACH_SERVICE, _STATUS_SERVICE), Health()
+        self._health, self._health_beside = Health(), Health()
         self._open = ExitStack()
         self._token = token
-        self.services: tuple[Service, ...] = (self._health, self)
+        self.services: tuple[Service, ...] = (self,)
 
     def question(self) -> Future[status_pb2.RunStatus]:
         asked = StatusAsked(Future())
@@ -110,8 +110,9 @@ class MonitoringServices:
     def close(self) -> None:
         self._open.close()
 
-    async def add_to(self, server: Any) -> None:
-        """Add `juggler.v1.Run` to the hub's server."""
+    def add_to(self, server: Any) -> None:
+        """Add `juggler.v1.Run` and health to the hub's server."""
+        self._health.add_to(server, _ATTACH_SERVICE, _STATUS_SERVICE)
         # Streams, because gRPC would read a unary request before the token is checked.
         status: Any = grpc.stream_stream_rpc_method_handler(
             self._status, response_serializer=status_pb2.RunStatus.SerializeToString

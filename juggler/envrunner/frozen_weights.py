@@ -12,7 +12,6 @@ from juggler.runtime.checkpoints.checkpoint import CONNECTORS
 from juggler.runtime.checkpoints.weights import WEIGHTS, tree_digest
 from juggler.runtime.connectors.mergeable_state import check
 from juggler.runtime.wire.frames import FrameReader
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -21,7 +20,7 @@ class FrozenWeights:
     """Joins weights that come in parts, and checks that they are expected."""
 
     def __init__(self) -> None:
-        self._reader = FrameReader(training_pb2.StateHeader, Limits(), digests=True)
+        self._reader = FrameReader(training_pb2.StateHeader, digests=True)
         self._trees: dict[str, tuple[Tree, str]] = {}  # with its digest, by module id
         self._due: set[str] = set()  # modules of the run that have not been loaded
 

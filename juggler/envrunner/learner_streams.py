@@ -21,7 +21,6 @@ from juggler.runtime.streams.shared_directory import (
 )
 from juggler.runtime.streams.shared_memory import least_bytes
 from juggler.runtime.streams.weights_stream import Weights, WeightsSubscription
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -169,7 +168,6 @@ class LearnerStreams:
                 self._reachable(learner),
                 self._metadata,
                 self._worker_id,
-                Limits(),
                 tls=self._contact.tls,
                 module_id=self.module_id,
                 inline=self._shares_nothing,

@@ -25,7 +25,7 @@ from juggler.runtime.modules.columns import ACTION_MASK
 from juggler.runtime.near_matches import one_of
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.structures import choices_of, find_outside, space_leaves, zeros
-from juggler.runtime.wire.trees import Path, Skeleton, Tree, dtype_to_number, flatten, path_name
+from juggler.runtime.wire.trees import Path, Tree, dtype_to_number, flatten, nest, path_name
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 from juggler.runtime.wire.v1.tensors_pb2 import DType
 
@@ -64,7 +64,6 @@ class SpaceLayout:
     def __init__(self, space: Space[Any]) -> None:
         self.leaves = [Leaf(path, leaf) for path, leaf in space_leaves(space)]
         self._places = {leaf.path: place for place, leaf in enumerate(self.leaves)}
-        self._skeleton = Skeleton([leaf.path for leaf in self.leaves])
 
     def raw(self, tensors: Sequence[pb.NamedTensor], rows: int, what: str) -> list[bytes]:
         """Return the bytes of each leaf, in order.
@@ -115,8 +114,8 @@ class SpaceLayout:
                 array = np.frombuffer(joined, np.uint8) != 0
             else:
                 array = np.frombuffer(joined, leaf.dtype)
-            arrays.append(array.reshape(rows, *leaf.shape))  # [rows, ...]
-        return self._skeleton.fill(arrays)
+            arrays.append((leaf.path, array.reshape(rows, *leaf.shape)))  # [rows, ...]
+        return nest(arrays)
 
 
 class AgentInterface:

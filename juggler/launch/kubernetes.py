@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from juggler.launch.engine import (
@@ -68,6 +69,8 @@ class KubernetesRun(EngineRun):
         self._components = [_component(name) for name in components]
         if launch.gateway:
             self._components.insert(0, _MANIFESTS / _GATEWAY)
+        if launch.of_learners:
+            self._components.insert(0, _MANIFESTS / "plain-gradients")
         self._namespace = namespace or _own_namespace()
         self._label = f"juggler/run={launch.label}"
         self._shown: list[str] = []  # the pods whose output was or is shown, in order
@@ -156,59 +159,23 @@ class KubernetesRun(EngineRun):
         for part, path in zip(parts, self._components, strict=True):
             shutil.copytree(path, made / part)
         (made / "run.toml").write_text(self._launch.config_there())
-        text = json.dumps(self._kustomization(parts), indent=2)
-        (made / "kustomization.yaml").write_text(f"{text}\n")  # JSON is YAML
-        return made
-
-    def _kustomization(self, parts: Sequence[str]) -> dict[str, Any]:
-        launch, learners = self._launch, self._numbers[LEARNER]
-        driver = launch.driver_there("/runs/run", "/config/run.toml", learners, *_SERVED)
-        args, about = "/spec/template/spec/containers/0/args", "/spec/metrics/0/object"
-        service = f"{about}/describedObject/name"
-        patches = [
-            ("Job", {"op": "replace", "path": args, "value": driver}),
-            # Of an autoscaler, if there is one: kustomize does not rename the service here.
-            (
-                "HorizontalPodAutoscaler",
-                {"op": "replace", "path": service, "value": launch.name("driver")},
-            ),
-        ]
-        patches += [
-            ("StatefulSet", {"op": "add", "path": f"{args}/-", "value": option})
-            for option in launch.of_learners
-        ]
-        # Names are of the shipped manifests: kustomize gives them the prefix.
-        return {
-            "apiVersion": "kustomize.config.k8s.io/v1beta1",
-            "kind": "Kustomization",
+        learners = self._numbers[LEARNER]
+        driver = self._launch.driver_there("/runs/run", "/config/run.toml", learners, *_SERVED)
+        replicas = [{"name": role, "count": count} for role, count in self._numbers.items()]
+        # JSON is YAML.
+        values = {
             "namespace": self._namespace,
-            "namePrefix": f"{launch.label}-",
-            "labels": [{"pairs": {"juggler/run": launch.label}, "includeSelectors": True}],
-            "resources": ["base"],
-            "components": list(parts),
-            "images": [_image(self._image)],
-            "replicas": [{"name": role, "count": count} for role, count in self._numbers.items()],
-            # With a hash, `tear_down` and an autoscaler would not know the names.
-            "generatorOptions": {"disableNameSuffixHash": True},
-            "secretGenerator": [
-                {"name": "juggler-tls", "files": [f"tls/{each}" for each in FILES]}
-            ],
-            # "run" is of the base, whose names of services have no prefix.
-            "configMapGenerator": [
-                {"name": "config", "files": ["run.toml"]},
-                {
-                    "name": "run",
-                    "behavior": "merge",
-                    "literals": [
-                        f"DRIVER={launch.name('driver')}",
-                        f"LEARNERS={launch.name('learner')}",
-                    ],
-                },
-            ],
-            "patches": [
-                {"target": {"kind": kind}, "patch": json.dumps([patch])} for kind, patch in patches
-            ],
+            "components": parts,
+            "image": _image(self._image),
+            "replicas": replicas,
+            "files": [f"tls/{name}" for name in FILES],
+            "driver": driver,
         }
+        filled = {name: json.dumps(value) for name, value in values.items()}
+        filled["label"] = self._launch.label  # a part of names
+        text = Template((_MANIFESTS / "run.yaml").read_text()).substitute(filled)
+        (made / "kustomization.yaml").write_text(text)
+        return made
 
     def _get(self, kinds: str, label: str) -> list[dict[str, Any]]:
         output = _ask("kubectl", "get", "-n", self._namespace, kinds, "-l", label, "-o", "json")

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import resources
 from pathlib import Path
 
 from juggler.launch.engine import (
@@ -21,111 +22,8 @@ from juggler.launch.engine import (
     ask,
 )
 from juggler.learner.process.learner_program import LEARNER
-from juggler.runtime.actors.tls import TLS_VARIABLE
 
-#: Begins a job, and runs a command in the background, so that the shell can pass signals on.
-#: Fields: options, work.
-_BEGIN = """\
-#!/bin/bash
-{options}
-cd {work} || exit 1
-export OMP_NUM_THREADS=1
-child=
-stopped=
-again=
-# The end of the run: `juggler launch` sends USR2.
-trap 'stopped=1; [ "$child" ] && kill -TERM "$child"' USR2 INT
-# Slurm sends USR1 two minutes before the time limit, and TERM to a job that it preempts or cancels.
-trap 'again=1; [ "$child" ] && kill -TERM "$child"' USR1 TERM
-run() {{
-  "$@" &
-  child=$!
-  # A signal may have come between two commands.
-  [ "$stopped$again" ] && kill -TERM "$child"
-  while :; do
-    wait "$child"
-    status=$?
-    # A signal ends the wait, not the child.
-    [ "$status" -gt 128 ] && kill -0 "$child" 2> /dev/null || break
-  done
-  # The child may have ended just after a signal had ended the wait.
-  wait "$child"
-  status=$?
-  child=
-}}
-queue_again() {{
-  # A preempted job without a grace time is already in the queue, and a cancelled one stays away.
-  job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
-  [ "$(squeue --noheader --jobs="$job" --format=%T)" = RUNNING ] || return
-  # Slurm ends this script. If it ended first, Slurm could take its end for the next job's.
-  scontrol requeue "$job" && sleep 60
-}}
-"""
-
-#: Fields: options, work, every (seconds), keep, drop, status, counts, command.
-DRIVER_SCRIPT = (
-    _BEGIN
-    + """\
-# Keeps the wanted number of workers in the queue: after an interruption, the driver released them.
-keep() {{
-  wanted=$(cat "$2") || return
-  there=$(squeue --me --noheader --array --name="$1" --sort=-i --format=%i) || return
-  number=$(echo "$there" | grep -c .)
-  if [ "$number" -lt "$wanted" ]; then
-    sbatch --parsable --array="0-$((wanted - number - 1))" "$3"
-  elif [ "$number" -gt "$wanted" ]; then
-    echo "$there" | head -n "$((number - wanted))" | xargs scancel
-  fi
-}}
-keep_all() {{
-  # A submission in progress finishes first, so that it can be cancelled.
-  trap exit TERM
-  while :; do
-    sleep {every} &
-    wait $!
-{keep}
-  done
-}}
-keep_all > /dev/null 2>&1 &
-keeping=$!
-while :; do
-  run {command}
-  # Killed from outside: it resumes from its newest checkpoint.
-  [ "$status" -gt 128 ] && [ -z "$stopped$again" ] || break
-  sleep 5
-done
-kill "$keeping" 2> /dev/null
-wait "$keeping"
-if [ "$again" ] && [ -z "$stopped" ] && [ "$status" != 0 ]; then
-  # The counts stay. 1: the learner was preempted first, so there is no last checkpoint.
-  queue_again
-else
-  echo "$status" > {status}
-  rm -f {counts}
-{drop}
-fi
-exit "$status"
-"""
-)
-
-#: Fields: options, work, tls, command, driver (the name of the driver's job).
-WORKER_SCRIPT = (
-    _BEGIN
-    + """\
-{tls}
-while :; do
-  run {command} --reattach-seconds 0
-  # 0: the driver released it.
-  [ "$status" != 0 ] && [ -z "$stopped$again" ] || break
-  # A driver that was cancelled does not come back.
-  there=$(squeue --me --noheader --name={driver} --format=%i) && [ -z "$there" ] && break
-  sleep 5
-done
-[ "$again" ] && queue_again
-exit "$status"
-"""
-)
-
+_SCRIPTS = resources.files("juggler.launch") / "manifests" / "slurm"
 _GONE_SECONDS = 20.0
 _KEEP_SECONDS = 10  # between two checks of the number of workers in the queue
 _NOTICE_SECONDS = 120  # between Slurm's signal and the time limit
@@ -169,36 +67,29 @@ class SlurmRun(EngineRun):
 
     def scripts(self) -> dict[Path, str]:
         """Return the scripts to submit, by path; the driver's first."""
-        launch, work = self._launch, shlex.quote(str(Path.cwd()))
-        names = {role: self._launch.name(role) for role in ROLES}
-        counts = {role: str(launch.count_file(role)) for role in ROLES}
-        keep = ([names[role], counts[role], str(self._path(role))] for role in ROLES)
-        drop = (f"  scancel --me --name={shlex.quote(name)}" for name in names.values())
+        launch, directory = self._launch, self._launch.directory
+        counts = [str(launch.count_file(role)) for role in ROLES]
         # Workers find its port in the run directory: several runs may share a node.
-        driver = launch.driver("0.0.0.0:0", self._numbers[LEARNER])
-        found = {
-            self._path("driver"): DRIVER_SCRIPT.format(
-                options=self._options("driver", ()),
-                work=work,
-                every=_KEEP_SECONDS,
-                keep="\n".join(f"    {shlex.join(['keep', *each])}" for each in keep),
-                drop="\n".join(drop),
-                status=shlex.quote(str(launch.directory / "status")),
-                counts=shlex.join(counts.values()),
-                command=shlex.join(driver),
-            )
-        }
-        # The driver has --tls in its command; scripts of workers only name the directory.
-        tls = "" if launch.insecure else f"export {TLS_VARIABLE}={shlex.quote(str(launch.tls))}"
+        driver = job_script(
+            "driver",
+            self._options("driver", ()),
+            every=[str(_KEEP_SECONDS)],
+            names=[launch.name(role) for role in ROLES],
+            counts=counts,
+            scripts=[str(self._path(role)) for role in ROLES],
+            status_file=[str(directory / "status")],
+            command=launch.driver("0.0.0.0:0", self._numbers[LEARNER]),
+        )
+        found = {self._path("driver"): driver}
         for role in ROLES:
-            found[self._path(role)] = WORKER_SCRIPT.format(
-                options=self._options(
-                    role, self._of_learners if role == LEARNER else self._of_players
-                ),
-                work=work,
-                tls=tls,
-                command=shlex.join(launch.worker(role, str(launch.run_dir), JUGGLER)),
-                driver=shlex.quote(self._launch.name("driver")),
+            own = self._of_learners if role == LEARNER else self._of_players
+            # The driver has --tls in its command; scripts of workers only name the directory.
+            found[self._path(role)] = job_script(
+                "worker",
+                self._options(role, own),
+                tls=[] if launch.insecure else [str(launch.tls)],
+                driver=[launch.name("driver")],
+                command=launch.worker(role, str(launch.run_dir), JUGGLER),
             )
         return found
 
@@ -284,6 +175,20 @@ class SlurmRun(EngineRun):
         signal = f"--signal=B:USR1@{_NOTICE_SECONDS}"
         found += ["--open-mode=append", "--requeue", signal, "--ntasks=1"]
         return "\n".join(f"#SBATCH {_one_line(option)}" for option in [*found, *self._all, *own])
+
+
+def job_script(kind: str, options: str, **values: Sequence[str]) -> str:
+    """Return the script of a job.
+
+    Args:
+        kind: driver or worker.
+        options: lines for sbatch.
+        values: arrays of the shell, by name.
+    """
+    given = {"work": [str(Path.cwd())], **values}
+    arrays = "".join(f"{name}=({shlex.join(words)})\n" for name, words in given.items())
+    commands = "".join((_SCRIPTS / f"{name}.sh").read_text() for name in ("job", kind))
+    return f"#!/bin/bash\n{options}\n{arrays}{commands}"
 
 
 def _one_line(option: str) -> str:

@@ -19,7 +19,7 @@ from support.processes import eventually
 from juggler.cli import scale
 from juggler.launch import slurm, ssh
 from juggler.launch.engine import ROLES, Launch, LaunchError, NoAnswer
-from juggler.launch.slurm import DRIVER_SCRIPT, WORKER_SCRIPT, SlurmRun
+from juggler.launch.slurm import SlurmRun, job_script
 from juggler.launch.ssh import Host, Hosts, SshRun, shared_out
 
 
@@ -89,13 +89,14 @@ def test_jobs_of_a_role_that_slurm_does_not_cancel_leave_no_others_running(
 
 
 @pytest.mark.long
-def test_a_signal_between_two_lives_of_a_job_ends_the_next_one(tmp_path: Path) -> None:
+def test_a_signal_between_two_lives_of_a_job_ends_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     twice = tmp_path / "twice"
     twice.write_text("[ -e ran ] && exec sleep 60; touch ran; exit 1\n")
-    about = {"options": "", "work": tmp_path, "tls": "", "driver": "driver"}
-    script = WORKER_SCRIPT.format(**about, command=f"bash {twice}").replace(
-        "sleep 5\n", "touch pauses; sleep 1\n"
-    )
+    monkeypatch.chdir(tmp_path)
+    about = {"tls": [], "driver": ["driver"], "command": ["bash", str(twice)]}
+    script = job_script("worker", "", **about).replace("sleep 5\n", "touch pauses; sleep 1\n")
     job = subprocess.Popen(["bash", "-c", script])
     try:
         eventually(lambda: (tmp_path / "pauses").exists(), "the first life has ended")
@@ -108,7 +109,7 @@ def test_a_signal_between_two_lives_of_a_job_ends_the_next_one(tmp_path: Path) -
 
 @pytest.mark.long
 def test_a_worker_that_is_being_submitted_when_the_run_ends_is_cancelled_too(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ending driver dismisses its workers; its job takes them as lost."""
     programs = {
@@ -122,9 +123,9 @@ def test_a_worker_that_is_being_submitted_when_the_run_ends_is_cancelled_too(
         (tmp_path / name).chmod(0o755)
     (tmp_path / "wanted").write_text("1\n")
     (tmp_path / "jobs").touch()
-    about = {"options": "", "work": tmp_path, "every": 0.1, "status": "status", "counts": "wanted"}
-    about |= {"keep": "    keep name wanted script", "drop": "  scancel --name=name"}
-    script = DRIVER_SCRIPT.format(**about, command="the_run")
+    monkeypatch.chdir(tmp_path)
+    about = {"every": ["0.1"], "names": ["name"], "counts": ["wanted"], "scripts": ["script"]}
+    script = job_script("driver", "", **about, status_file=["status"], command=["the_run"])
     path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     assert subprocess.run(["bash", "-c", script], env=path, timeout=30).returncode == 0
     time.sleep(1.5)  # for what might be submitted yet

@@ -18,7 +18,7 @@ from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver, EpisodeSender
 from juggler.runtime.streams.memory_socket import MemorySocket
-from juggler.runtime.wire.layouts import Limits
+from juggler.runtime.wire.layouts import MOST_PAYLOAD_BYTES
 from juggler.runtime.wire.v1 import episodes_pb2
 
 PATIENCE = 60.0  # seconds until a test fails; nothing takes as long
@@ -42,12 +42,14 @@ class LearnerEnd:
         answer: what `take` says to a frame; nothing else comes as long as it waits.
     """
 
-    def __init__(self, directory: Path, limits: Limits | None = None, shared: str = "") -> None:
+    def __init__(
+        self, directory: Path, most_bytes: int = MOST_PAYLOAD_BYTES, shared: str = ""
+    ) -> None:
         """`shared` is the address of a socket in the shared directory."""
         self.address = f"unix:{directory / 'l'}"
         self.taken: list[BatchFrame] = []
         self.answer: Callable[[BatchFrame], str] = lambda frame: ""
-        self._limits = limits or Limits()
+        self._most_bytes = most_bytes
         self._sockets = [self.address, shared] if shared else [self.address]
         self._opened = 0
         self.start()
@@ -61,7 +63,7 @@ class LearnerEnd:
         self._threads = ThreadPoolExecutor(max_workers=8)
         self._server = grpc.server(self._threads, options=SERVER_OPTIONS)
         self.memory = MemorySocket(*self._sockets)
-        receiver = EpisodeReceiver(self._take, self._why_refused, self._limits, memory=self.memory)
+        receiver = EpisodeReceiver(self._take, self._why_refused, self.memory, self._most_bytes)
         self._server.add_generic_rpc_handlers((receiver.handler(),))
         bind(self._server, self.address)
         self.tcp_address = bind(self._server, "127.0.0.1:0")

@@ -37,7 +37,6 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.streams.episodes import BatchFrame, EpisodeReceiver
 from juggler.runtime.streams.weights_stream import WeightsPublisher
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import attach_pb2, training_pb2
 
@@ -111,7 +110,7 @@ class LearnerOf:
         self._threads = ThreadPoolExecutor(8)
         self._server = grpc.server(self._threads, options=SERVER_OPTIONS)
         self.publisher = WeightsPublisher(self._why_refused)
-        receiver = EpisodeReceiver(self._take, self._why_refused, Limits())
+        receiver = EpisodeReceiver(self._take, self._why_refused)
         self._server.add_generic_rpc_handlers((self.publisher.handler(), receiver.handler()))
         bind(self._server, self.address)
         self._server.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from juggler.runtime.actors.credentials import CallMetadata, call_metadata, why_
 from juggler.runtime.actors.endpoints import SERVER_OPTIONS, bind
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.host_weights import Meeting
-from juggler.runtime.streams.memory_socket import MemorySocket
+from juggler.runtime.streams.memory_socket import MemorySocket, memory_path
 from juggler.runtime.streams.weights_stream import (
     SUBSCRIBE_METHOD,
     Weights,
@@ -28,7 +27,6 @@ from juggler.runtime.streams.weights_stream import (
     WeightsSubscription,
 )
 from juggler.runtime.wire.frames import FrameReader, encode_frame
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 from support.changes import Changes
 
@@ -216,7 +214,6 @@ def _read(connection: Connection, address: str, secret: tuple[str, ...]) -> None
         address,
         METADATA,
         "envrunner-0",
-        Limits(),
         retry_seconds=0.0,
         meeting=Meeting(*secret),
         alone=notes.append,
@@ -240,7 +237,12 @@ def _read(connection: Connection, address: str, secret: tuple[str, ...]) -> None
 def names_of(meeting: Meeting) -> list[int]:
     """The numbers of its names that some process has bound."""
     bound = Path("/proc/net/unix").read_text()
-    return [n for n in range(3) if re.split("[:/]", meeting.address(n))[-1] in bound]
+    paths = [memory_path(meeting.address(number)) for number in range(3)]
+    return [n for n, path in enumerate(paths) if f"@{path[1:]}" in bound or _is_socket(path)]
+
+
+def _is_socket(path: str) -> bool:
+    return not path.startswith("\0") and Path(path).is_socket()
 
 
 STOP, CONTINUE = signal.SIGSTOP, signal.SIGCONT

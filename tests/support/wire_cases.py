@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from juggler.runtime.wire.frames import Frame, FrameReader
-from juggler.runtime.wire.layouts import Limits
+from juggler.runtime.wire.layouts import MOST_PAYLOAD_BYTES
 from juggler.runtime.wire.trees import Tree, leaves
 from juggler.runtime.wire.v1.episodes_pb2 import BatchHeader
 from juggler.runtime.wire.v1.training_pb2 import WeightsVersion
@@ -56,11 +56,11 @@ trees: st.SearchStrategy[Any] = st.recursive(
 
 def feed_all(
     messages: list[bytes],
-    limits: Limits | None = None,
+    most_bytes: int = MOST_PAYLOAD_BYTES,
     reader: FrameReader[BatchHeader] | None = None,
 ) -> Frame[BatchHeader] | None:
     """A reader's result for the last message, after all before it."""
-    reader = reader or FrameReader(BatchHeader, limits or Limits())
+    reader = reader or FrameReader(BatchHeader, most_bytes)
     frame = None
     for message in messages:
         frame = reader.feed(message)

@@ -30,7 +30,6 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.modules.config import ModuleConfig
 from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.streams.weights_stream import WeightsSubscription
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
 
@@ -142,7 +141,7 @@ class World:
         self.ready[module_id] = ready
         (address,), metadata = self.addresses, call_metadata("", "run", "incarnation")
         self._weights[module_id] = WeightsSubscription(
-            address, metadata, "envrunner-0", Limits(), module_id=module_id
+            address, metadata, "envrunner-0", module_id=module_id
         )
         return self.worker.modules[module_id]
 

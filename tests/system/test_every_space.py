@@ -33,7 +33,6 @@ from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.modules.acting_part import strip_to_acting
 from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.wire.frames import FrameReader, encode_frame
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.structures import space_leaves
 from juggler.runtime.wire.v1 import episodes_pb2
 from juggler.testing import AnythingEnv
@@ -197,7 +196,7 @@ class World:
         header = episodes_pb2.BatchHeader(
             batch_id=batch_id, envrunner="envrunner-0", live_steps=fragment.batch.live_steps
         )
-        reader = FrameReader(episodes_pb2.BatchHeader, Limits())
+        reader = FrameReader(episodes_pb2.BatchHeader)
         tree = {DEFAULT_MODULE: fragment.batch.to_tree()}
         (frame,) = filter(None, map(reader.feed, encode_frame(header, tree)))
         assert self.store.insert(frame) == ""

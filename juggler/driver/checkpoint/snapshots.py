@@ -44,7 +44,6 @@ from juggler.runtime.checkpoints.weights import playing_trees
 from juggler.runtime.connectors.mergeable_state import State, connector_branch, connector_state
 from juggler.runtime.episodes.version import DEFAULT_MODULE, Version
 from juggler.runtime.wire.frames import FrameReader, encode_frame
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -382,7 +381,7 @@ class _ModuleCut:
 
 def state_reader() -> FrameReader[training_pb2.StateHeader]:
     """Make a reader for the answers to one Snapshot."""
-    return FrameReader(training_pb2.StateHeader, Limits(payload_bytes=_STATE_LIMIT), digests=True)
+    return FrameReader(training_pb2.StateHeader, _STATE_LIMIT, digests=True)
 
 
 class Checkpoints:

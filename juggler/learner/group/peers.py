@@ -23,7 +23,6 @@ from torch import Tensor
 
 from juggler.learner.core.learner_core import Aux, Grads
 from juggler.runtime.wire.frames import FrameReader, encode_frame
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -167,8 +166,8 @@ def take_over_newest(learner: Member, peers: Peers) -> None:
     leads = peers.rank == leader
     # One chunk at a time: a replay is large.
     size, chunks = peers.wait_for_all(lambda: _chunks(learner) if leads else (0, iter(())))
-    limits = Limits(payload_bytes=peers.gather([size])[leader][0])
-    reader = FrameReader(training_pb2.StateHeader, limits, digests=True)
+    most_bytes = peers.gather([size])[leader][0]
+    reader = FrameReader(training_pb2.StateHeader, most_bytes, digests=True)
     # Only learners that are behind read the state, but all take part in each broadcast.
     behind = states[peers.rank] != states[leader]
     frame = None

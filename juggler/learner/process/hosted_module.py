@@ -47,7 +47,6 @@ from juggler.runtime.modules.import_by_name import given_or_named
 from juggler.runtime.streams.shared_memory import memory_file
 from juggler.runtime.streams.weights_stream import WeightsPublisher
 from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.structures import has_bounds, space_leaves
 from juggler.runtime.wire.trees import Tree
@@ -186,8 +185,7 @@ class HostedModule:
             return
         # A state is larger than a message, and comes in parts.
         if self._restoring is None:
-            limits = Limits(payload_bytes=part.state_bytes)
-            self._restoring = FrameReader(training_pb2.StateHeader, limits, digests=True)
+            self._restoring = FrameReader(training_pb2.StateHeader, part.state_bytes, digests=True)
         frame = self._restoring.feed(part.chunk)
         if not part.last:
             return
@@ -636,9 +634,9 @@ def receive() -> dict[str, HandoverFrame]:
         return {}
     frames: dict[str, HandoverFrame] = {}
     with os.fdopen(int(number), "w+b") as file:
-        limits = Limits(payload_bytes=os.fstat(file.fileno()).st_size)
+        most_bytes = os.fstat(file.fileno()).st_size
         file.seek(0)
-        reader, frame = FrameReader(training_pb2.HandoverHeader, limits, digests=True), None
+        reader, frame = FrameReader(training_pb2.HandoverHeader, most_bytes, digests=True), None
         for chunk in _chunks(file):
             frame = reader.feed(chunk)
             if frame is not None:

@@ -49,8 +49,7 @@ from juggler.runtime.streams.memory_socket import MemorySocket
 from juggler.runtime.streams.shared_directory import learner_socket
 from juggler.runtime.streams.weights_stream import SUBSCRIBE_METHOD, WeightsPublisher
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.layouts import Limits
-from juggler.runtime.wire.v1 import attach_pb2, training_pb2
+from juggler.runtime.wire.v1 import attach_pb2, tensors_pb2, training_pb2
 
 M = TypeVar("M", bound=Message)
 
@@ -165,9 +164,7 @@ class LearnerWorker:
         # A function, since the memory changes from report to report.
         self._attachment.device_bytes = partial(reserved_bytes, self._device)
         torch.manual_seed(command.seed)  # for modules that draw from it, such as dropout
-        self._receiver = EpisodeReceiver(
-            self._store, self._why_refused, Limits(), self._server.memory
-        )
+        self._receiver = EpisodeReceiver(self._store, self._why_refused, self._server.memory)
         self._server.serve(self._receiver.handler(), self.publisher.handler(), self._ring.handler())
         self._outlives_failures = setup.outlives_failures  # but not a failure of this command
         return attach_pb2.Done()
@@ -352,7 +349,7 @@ class LearnerWorker:
     def _send_chunk(self, command_id: int, chunk: bytes, rest: Iterator[bytes]) -> bytes | None:
         """Send a chunk, marked if the last; return the next chunk."""
         after = next(rest, None)
-        kind = training_pb2.StateChunk.DESCRIPTOR.full_name
+        kind = tensors_pb2.Chunk.DESCRIPTOR.full_name
         body = any_pb2.Any(type_url=f"type.googleapis.com/{kind}", value=chunk)
         self._attachment.reply_packed(command_id, body, last=after is None)
         return after

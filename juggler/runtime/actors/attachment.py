@@ -28,6 +28,7 @@ from juggler.runtime.actors.endpoints import (
     PROTOCOL_VERSION,
     EndpointError,
     dial,
+    must_fit,
     no_driver,
     wait_until_ready,
 )
@@ -299,7 +300,7 @@ class Attachment:
         """
         self.incarnation = incarnation or secrets.token_hex(8)
         self.device_bytes: Callable[[], int] = int
-        self.held_up_by: Callable[[FrameType], str] = _unknown_policy
+        self.held_up_by: Callable[[FrameType], str] = lambda _: ""
         # Set before the stream opens, because its threads use them at once.
         self._inbox = inbox
         self._over = threading.Event()
@@ -395,6 +396,7 @@ class Attachment:
         self._stream.close()
 
     def _send(self, message: attach_pb2.FromWorker) -> None:
+        must_fit(message, "a message to the driver")
         self._outbox.append(message)
         self._stream.wake()
 
@@ -493,7 +495,3 @@ class Attachment:
             heartbeat.held_up_by = self.held_up_by(frame)
             heartbeat.stack = _fitting("".join(traceback.format_stack(frame)))
         self._send(attach_pb2.FromWorker(heartbeat=heartbeat))
-
-
-def _unknown_policy(_: FrameType) -> str:
-    return ""

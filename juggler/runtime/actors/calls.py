@@ -32,24 +32,14 @@ class FirstAnswer:
     def __init__(self, channel: grpc.Channel) -> None:
         self.why_not = ""
         self._channel = channel
-        self._lock = threading.Lock()
-        self._over = False
-        self._timer = Timer(FIRST_ANSWER_SECONDS, self._give_up)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def answered(self) -> None:
-        """Note that the server has answered, or the call has ended."""
-        with self._lock:
-            self._over = True
-        self._timer.cancel()
+        timer = Timer(FIRST_ANSWER_SECONDS, self._give_up)
+        timer.daemon = True
+        timer.start()
+        #: Notes that the server has answered, or the call has ended.
+        self.answered = timer.cancel
 
     def _give_up(self) -> None:
-        with self._lock:
-            if self._over:
-                return
-            self._over = True
-            self.why_not = f"the learner gave no answer for {FIRST_ANSWER_SECONDS:.0f} s"
+        self.why_not = f"the learner gave no answer for {FIRST_ANSWER_SECONDS:.0f} s"
         self._channel.close()
 
 

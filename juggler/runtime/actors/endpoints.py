@@ -11,12 +11,13 @@ from concurrent import futures
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from juggler.runtime.actors.credentials import TOKEN_VARIABLE
 from juggler.runtime.actors.tls import TLS_VARIABLE, Tls, why_no_handshake
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 _LOOK_SECONDS = 0.5
 _REPORT_SECONDS, _MOST_REPORTS = 5.0, 20
@@ -75,6 +76,19 @@ class EndpointError(RuntimeError):
     """
 
     traceback = ""
+
+
+def must_fit(message: Message, what: str) -> None:
+    """Check that gRPC can carry a message, instead of a broken connection.
+
+    Raises:
+        EndpointError: it is too large.
+    """
+    if (size := message.ByteSize()) > MAX_MESSAGE_BYTES:
+        raise EndpointError(
+            f"{what} has {size / (1 << 20):.1f} MiB, over the limit of {MAX_MESSAGE_BYTES >> 20} "
+            "MiB: make its values smaller or fewer, such as infos, metrics or options"
+        )
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -215,10 +229,10 @@ def _why_not_bound(host: str, port: int) -> str:
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((host, port))
+        reason = ""
     except OSError as error:
-        reason = error.strerror or str(error)
-        return f"cannot listen on {host}:{port}: {reason}. Choose another address or port"
-    return f"cannot listen on {host}:{port}. Choose another address or port"
+        reason = f": {error.strerror or error}"
+    return f"cannot listen on {host}:{port}{reason}. Choose another address or port"
 
 
 def make_server(max_streams: int) -> grpc.Server:

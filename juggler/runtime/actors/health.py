@@ -10,7 +10,6 @@ request before this module can limit the number of waiting calls.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent import futures
@@ -33,7 +32,7 @@ from juggler.runtime.actors.endpoints import (
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.install_commands import installing
 
-_MOST_ASKING = 16  # calls at once, without a token
+_MOST_REFLECTING = 16  # calls at once, without a token
 
 
 def add_reflection(server: Any, services: Sequence[str]) -> None:
@@ -54,16 +53,31 @@ def add_reflection(server: Any, services: Sequence[str]) -> None:
         ) from None
     # A driver's server is on asyncio, a learner's has threads.
     names = [*services, reflection.SERVICE_NAME]
-    of_asyncio = isinstance(server, grpc.aio.Server)
-    servicer: Any = (reflection.aio if of_asyncio else reflection).ReflectionServicer(names)
-    answers, strangers = servicer.ServerReflectionInfo, Strangers(_MOST_ASKING)
+    kind: Any = reflection.aio if _is_of_asyncio(server) else reflection
+    servicer = kind.ReflectionServicer(names)
+    answers, strangers = servicer.ServerReflectionInfo, Strangers(_MOST_REFLECTING)
+    servicer.ServerReflectionInfo = _limited(answers, strangers, server)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
 
-    # Calls show no token, so only a few may be open at once.
-    def bounded(requests: Any, context: Any) -> Any:
+
+def _is_of_asyncio(server: Any) -> bool:
+    return isinstance(server, grpc.aio.Server)
+
+
+def _limited(answers: Any, strangers: Strangers, server: Any) -> Any:
+    """Limit the calls of a handler, which show no token.
+
+    Args:
+        answers: the handler of a stream, for the kind of server.
+        strangers: ends the oldest call if there are too many.
+        server: that has the handler.
+    """
+
+    def limited(requests: Any, context: Any) -> Any:
         with strangers.visit(context.cancel):
             yield from answers(requests, context)
 
-    async def bounded_of_asyncio(requests: Any, context: Any) -> Any:
+    async def limited_of_asyncio(requests: Any, context: Any) -> Any:
         call: Any = asyncio.current_task()
         try:
             with strangers.visit(call.cancel):
@@ -71,9 +85,9 @@ def add_reflection(server: Any, services: Sequence[str]) -> None:
                     yield answer
         except asyncio.CancelledError:  # gRPC would report it in vain
             context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
+            context.set_details("too many other calls without a token are open")
 
-    servicer.ServerReflectionInfo = bounded_of_asyncio if of_asyncio else bounded
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+    return limited_of_asyncio if _is_of_asyncio(server) else limited
 
 
 READINESS = "readiness"
@@ -84,50 +98,38 @@ _MOST_BYTES = 4096  # of a request, which is a name
 #: Codes with which `Strangers` ends a call.
 _CROWDED = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED
 _PAUSE_SECONDS = 0.05  # before asking again
+_LOOK_SECONDS = 0.2  # between two looks for a change, for a call that watches
 
 _Status = health_pb2.HealthCheckResponse
-_CROWDED_OUT = f"over {MOST_ASKING} other calls ask for health"
 
 
-class _Statuses:
-    """The status of each service."""
-
-    def __init__(self, services: tuple[str, ...] = ()) -> None:
-        self._services = {"", READINESS, *services}
-        self._ready = False
-
-    def _status(self, request: bytes) -> Any:
-        """Return the status for a request."""
-        try:
-            service = health_pb2.HealthCheckRequest.FromString(request).service
-        except DecodeError:
-            return _Status.SERVICE_UNKNOWN
-        if service not in self._services:
-            return _Status.SERVICE_UNKNOWN
-        return _Status.SERVING if self._ready or not service else _Status.NOT_SERVING
-
-
-class Health(_Statuses):
-    """Health for servers with threads. It is not ready until `ready(True)`."""
+class Health:
+    """Reports whether a process is ready; it is not until `ready(True)`."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._changed = threading.Condition()
+        self._services = {"", READINESS}
+        self._ready = False
         self._strangers = Strangers(MOST_ASKING)
         self._server: grpc.Server | None = None
 
-    def add_to(self, server: grpc.Server, *services: str) -> None:
+    def add_to(self, server: Any, *services: str) -> None:
         """Add the service to a server before the server starts.
 
-        The server needs threads for `MOST_ASKING` calls, and some more.
-
         Args:
-            server: of this process.
+            server: of this process; threads or asyncio. Threads have to suffice for `MOST_ASKING`
+                calls, and some more.
             services: their full names; all are ready at the same time.
         """
         self._services.update(services)
-        check, watch = (partial(self._answer, watches=each) for each in (False, True))
-        server.add_generic_rpc_handlers((_handlers(check, watch),))
+        answer = self._answer_of_asyncio if _is_of_asyncio(server) else self._answer
+        handlers: dict[str, Any] = {
+            name: grpc.stream_stream_rpc_method_handler(
+                _limited(partial(answer, watches=name == "Watch"), self._strangers, server)
+            )
+            for name in ("Check", "Watch")
+        }
+        handler = grpc.method_handlers_generic_handler(health.SERVICE_NAME, handlers)
+        server.add_generic_rpc_handlers((handler,))
 
     def serve(self, address: str) -> None:
         """Serve on a separate server, for probes without TLS.
@@ -146,101 +148,53 @@ class Health(_Statuses):
         self._server.start()
 
     def ready(self, is_ready: bool) -> None:
-        with self._changed:
-            self._ready = is_ready
-            self._changed.notify_all()
+        """Set whether the process is ready; any thread may call it."""
+        self._ready = is_ready
 
     def close(self) -> None:
         """End the separate server."""
         if self._server is not None:
             self._server.stop(grace=0)
 
+    def _status(self, request: bytes) -> Any:
+        """Return the status for a request."""
+        try:
+            service = health_pb2.HealthCheckRequest.FromString(request).service
+        except DecodeError:
+            return _Status.SERVICE_UNKNOWN
+        if service not in self._services:
+            return _Status.SERVICE_UNKNOWN
+        return _Status.SERVING if self._ready or not service else _Status.NOT_SERVING
+
     def _answer(
         self, requests: Iterator[bytes], context: grpc.ServicerContext, watches: bool
     ) -> Iterator[bytes]:
-        """Answer with the status; to a watcher also with each change."""
-        with self._strangers.visit(context.cancel):
-            for request in requests:
-                context.add_callback(self._wake)
-                sent = None
-                while context.is_active():
-                    with self._changed:
-                        while (status := self._status(request)) == sent and context.is_active():
-                            self._changed.wait()
-                    if not watches and status == _Status.SERVICE_UNKNOWN:
-                        context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
-                    sent = status
-                    yield _response(status)
-                    if not watches:
-                        return
+        """Yield the status; to a watcher also each change."""
+        request, sent = next(requests, None), None
+        while request is not None and context.is_active():
+            status = self._status(request)
+            if not watches and status == _Status.SERVICE_UNKNOWN:
+                context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+            if status != sent:
+                yield _response(status)
+            if not watches:
                 return
+            sent = status
+            time.sleep(_LOOK_SECONDS)
 
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-
-class AsyncHealth(_Statuses):
-    """Health for an asyncio server.
-
-    `ready` may be called in any thread.
-    """
-
-    def __init__(self, *services: str) -> None:
-        super().__init__(services)
-        self._strangers = Strangers(MOST_ASKING)
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def add_to(self, server: Any) -> None:
-        """Add the service; called before the server starts, in its loop."""
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()  # replaced after each change
-        server.add_generic_rpc_handlers((_handlers(self._check, self._watch),))
-
-    def ready(self, is_ready: bool) -> None:
-        """Set whether the services are ready, after `add_to`."""
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._turn, is_ready)
-
-    def _turn(self, is_ready: bool) -> None:
-        self._ready = is_ready
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def _check(self, _: Any, context: Any) -> None:
-        await self._answer(context, watches=False)
-
-    async def _watch(self, _: Any, context: Any) -> None:
-        await self._answer(context, watches=True)
-
-    async def _answer(self, context: Any, watches: bool) -> None:
-        call: Any = asyncio.current_task()
-        try:
-            with self._strangers.visit(call.cancel):
-                request, sent = await context.read(), None
-                while request is not grpc.aio.EOF:
-                    # Taken first, so that a change during the write is not missed.
-                    changed, status = self._changed, self._status(request)
-                    if not watches and status == _Status.SERVICE_UNKNOWN:
-                        context.set_code(grpc.StatusCode.NOT_FOUND)
-                        return
-                    if status != sent:
-                        await context.write(_response(status))
-                    if not watches:
-                        return
-                    sent = status
-                    await changed.wait()
-        except asyncio.CancelledError:  # gRPC would report it in vain
-            context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
-            context.set_details(_CROWDED_OUT)
-
-
-def _handlers(check: Any, watch: Any) -> grpc.GenericRpcHandler:
-    handlers: dict[str, Any] = {
-        "Check": grpc.stream_stream_rpc_method_handler(check),
-        "Watch": grpc.stream_stream_rpc_method_handler(watch),
-    }
-    return grpc.method_handlers_generic_handler(health.SERVICE_NAME, handlers)
+    async def _answer_of_asyncio(self, _: Any, context: Any, watches: bool) -> Any:
+        request, sent = await context.read(), None
+        while request is not grpc.aio.EOF:  # until it is cancelled
+            status = self._status(request)
+            if not watches and status == _Status.SERVICE_UNKNOWN:
+                context.set_code(grpc.StatusCode.NOT_FOUND)
+                return
+            if status != sent:
+                yield _response(status)
+            if not watches:
+                return
+            sent = status
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _response(status: Any) -> bytes:

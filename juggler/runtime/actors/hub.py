@@ -23,7 +23,12 @@ from juggler.runtime.actors.credentials import (
     same_token,
     why_not_admitted,
 )
-from juggler.runtime.actors.endpoints import PROTOCOL_VERSION, WATCHFUL_SERVER_OPTIONS, bind
+from juggler.runtime.actors.endpoints import (
+    PROTOCOL_VERSION,
+    WATCHFUL_SERVER_OPTIONS,
+    bind,
+    must_fit,
+)
 from juggler.runtime.actors.resources import seconds_waited
 from juggler.runtime.actors.tls import Tls
 from juggler.runtime.wire.v1 import attach_pb2
@@ -67,8 +72,8 @@ class Mailbox(Generic[T]):
 class Service(Protocol):
     """A further service of an asyncio server."""
 
-    async def add_to(self, server: Any) -> None:
-        """Add the service; called before the server starts, in its loop."""
+    def add_to(self, server: Any) -> None:
+        """Add the service; called before the server starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,6 @@ class WorkerReported:
 HubEvent = WorkerJoined | WorkerLeft | WorkerReplied | WorkerReported
 
 
-_MOST_HELLO_BYTES = 1 << 16
 _MOST_INDEX = 4095
 _LONGEST_WORD = 64  # characters of a role or a run's id
 _LONGEST_LINE = 1000  # characters
@@ -156,25 +160,15 @@ class ProtocolViolation(ValueError):
 
 
 def read_message(raw: bytes) -> attach_pb2.FromWorker:
-    """Read any message after the first; its texts become single lines.
+    """Read any message of a stream.
 
     Raises:
-        ProtocolViolation: it is not a message, or a second hello.
+        ProtocolViolation: it is not a message.
     """
-    message = _parsed(raw)
-    if message.HasField("hello"):
-        raise ProtocolViolation("sent a second hello")
-    # A worker's texts become lines of the driver's log, and must not look like several.
-    failures = [reply.failure for reply in message.replies if reply.HasField("failure")]
-    if message.HasField("heartbeat"):
-        message.heartbeat.held_up_by = one_line(message.heartbeat.held_up_by)
-    if message.HasField("farewell"):
-        message.farewell.reason = one_line(message.farewell.reason)
-        if message.farewell.HasField("failure"):
-            failures.append(message.farewell.failure)
-    for failure in failures:
-        failure.message = one_line(failure.message)
-    return message
+    try:
+        return attach_pb2.FromWorker.FromString(raw)
+    except DecodeError:
+        raise ProtocolViolation("sent bytes that are not a message of an attach stream") from None
 
 
 def one_line(text: str, longest: int = _LONGEST_LINE) -> str:
@@ -194,9 +188,7 @@ def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> att
     Raises:
         ProtocolViolation: the sender must not be admitted.
     """
-    if len(raw) > _MOST_HELLO_BYTES:
-        raise ProtocolViolation(f"a hello of {len(raw)} bytes: at most {_MOST_HELLO_BYTES}")
-    first = _parsed(raw)
+    first = read_message(raw)
     hello = first.hello
     if not first.HasField("hello") or not hello.incarnation:
         raise ProtocolViolation("the first message must be a hello with an incarnation")
@@ -220,13 +212,6 @@ def read_hello(raw: bytes, token: str, run_id: str, roles: Sequence[str]) -> att
     return hello
 
 
-def _parsed(raw: bytes) -> attach_pb2.FromWorker:
-    try:
-        return attach_pb2.FromWorker.FromString(raw)
-    except DecodeError:
-        raise ProtocolViolation("sent bytes that are not a message of an attach stream") from None
-
-
 _SILENCE_BEGINS = 3.0  # seconds
 _MOST_PATIENCE = 0.9  # of a silence: in the end, even a worker that never runs is lost
 
@@ -240,12 +225,10 @@ class WorkerConnection:
     cancel: Callable[[], bool]  # ends the stream
     last_seen: float  # seconds of the loop's clock
     outbox: deque[attach_pb2.Command] = field(default_factory=deque)  # any thread appends
-    wake_pending: bool = False
     waited: float | None = None  # seconds that it had waited for a processor when it became silent
     heartbeat: attach_pb2.Heartbeat = field(default_factory=attach_pb2.Heartbeat)
     over: str = ""  # if set, the stream ends for this reason
     unresponsive: bool = False  # the reason is silence; the worker may be alive
-    has_left: bool = False  # its Left event was put
 
     def silent(self, now: float) -> float:
         """Return how many seconds a worker has been silent.
@@ -366,12 +349,16 @@ class Hub:
         """Queue a command for a worker.
 
         Returns False if this incarnation has left, which a Left event reports.
+
+        Raises:
+            EndpointError: the command is too large for a message.
         """
         connection = self._connections.get(worker.worker_id)
         if connection is None or connection.worker is not worker:
             return False
         command = attach_pb2.Command(id=command_id)
         command.body.Pack(body)
+        must_fit(command, f"a command to {worker.worker_id}")
         connection.outbox.append(command)
         self._wake(connection)
         return True
@@ -417,9 +404,6 @@ class Hub:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=30)
 
     def _wake(self, connection: WorkerConnection) -> None:
-        if connection.wake_pending:
-            return
-        connection.wake_pending = True
         self._to_wake.append(connection)
         # Waking the loop is a system call, so one wake-up serves all commands until the loop runs.
         if not self._waking:
@@ -447,7 +431,7 @@ class Hub:
         )
         # Services are complete before an address is bound: no call may come too early.
         for each in self._settings.services:
-            await each.add_to(self._server)
+            each.add_to(self._server)
         token, tls = self._settings.token, self._settings.tls
         bound = [
             bind(self._server, address, token=token, tls=tls, insecure=insecure)
@@ -565,8 +549,6 @@ class Hub:
         worker_id = connection.worker.worker_id
         if self._connections.get(worker_id) is connection:
             del self._connections[worker_id]
-        if not connection.has_left:
-            connection.has_left = True
             self._events.put(left)
 
     def _index_for(self, hello: attach_pb2.Hello) -> int:
@@ -586,7 +568,6 @@ class Hub:
         while True:
             await connection.wake.wait()
             connection.wake.clear()
-            connection.wake_pending = False
             commands = [connection.outbox.popleft() for _ in range(len(connection.outbox))]
             # Several commands per message, but none near the message limit.
             size, start = 0, 0

@@ -8,7 +8,6 @@ import ctypes
 import importlib
 import multiprocessing
 import os
-import select
 import signal
 import sys
 import threading
@@ -133,9 +132,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _exit_after(descriptor: int) -> None:
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    poll.poll()
+    wait([descriptor])
     os._exit(1)
 
 

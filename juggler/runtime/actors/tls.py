@@ -91,17 +91,12 @@ class _Renewal:
 
     def __init__(self, tls: Tls) -> None:
         self._tls = tls
-        self._seen = _stamps(tls.directory)
 
     def __call__(self) -> grpc.ServerCertificateConfiguration | None:
-        stamps = _stamps(self._tls.directory)
-        if stamps == self._seen:
+        if self._tls.is_in_directory():
             return None
-        renewed = self._tls.renewed()
-        if renewed is self._tls:
-            return None  # checked again at the next connection
-        self._tls, self._seen = renewed, stamps
-        return renewed.server_configuration()
+        before, self._tls = self._tls, self._tls.renewed()
+        return None if self._tls is before else self._tls.server_configuration()
 
 
 def read_tls(directory: str | None) -> Tls | None:
@@ -192,15 +187,6 @@ def _refusal(error: ssl.SSLError, address: str, tls: Tls | None, peer: str) -> s
 
 def _speaks_tls(address: str, peer: str) -> str:
     return f"the {peer} at {address} speaks TLS: pass --tls DIR here too ({_MADE_BY})"
-
-
-def _stamps(directory: str) -> list[tuple[int, int]]:
-    """Stamps that change with the files; [] if a file is missing."""
-    try:
-        found = [os.stat(Path(directory, name)) for name in (AUTHORITY, CERTIFICATE, KEY)]
-    except OSError:
-        return []
-    return [(each.st_ino, each.st_mtime_ns) for each in found]
 
 
 def _pem(path: Path, what: bytes) -> bytes:

@@ -13,6 +13,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import msgspec
@@ -201,7 +202,10 @@ def attach_and_run(
         if remote:
             _on_signals(_give_up)
             log.info(f"dials the driver at {contact.address}")
-        attachment = _attach(contact, role, inbox, log, devices, data_addresses)
+        # Each attempt says hello again, with the same arguments.
+        attach = partial(Attachment, contact, role, inbox, report=log.info)
+        attach = partial(attach, devices=devices, data_addresses=data_addresses)
+        attachment = _attach(attach, contact, log)
     except (AttachError, EndpointError, _GivenUp) as error:
         if remote:
             for number in _SIGNALS:  # the worker is already leaving
@@ -252,14 +256,7 @@ def _work(
     return reason, failure
 
 
-def _attach(
-    contact: Contact,
-    role: str,
-    inbox: Inbox,
-    log: WorkerLog,
-    devices: Sequence[str],
-    data_addresses: Sequence[str],
-) -> Attachment:
+def _attach(attach: Callable[[], Attachment], contact: Contact, log: WorkerLog) -> Attachment:
     """Attach, and try again while the driver is busy.
 
     The process ends if an attempt hangs.
@@ -271,14 +268,7 @@ def _attach(
         # If no threads are left, gRPC may hang.
         must_end(contact.timeout + WELCOME_SECONDS + _LEAVE_SECONDS)
         try:
-            return Attachment(
-                contact,
-                role,
-                inbox,
-                devices=devices,
-                data_addresses=data_addresses,
-                report=log.info,
-            )
+            return attach()
         except DriverBusy as error:
             busy = error
             if left:

@@ -17,7 +17,6 @@ from juggler.runtime.checkpoints.checkpoint import (
 )
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, encode_frame
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.trees import Path, Tree, path_name
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -166,7 +165,7 @@ def connector_state(checkpoint: Checkpoint, module_id: str = OLD_MODULE) -> Stat
 
 
 def to_bytes(state: State) -> bytes:
-    """Serialize a state as a StateChunk, for a message.
+    """Serialize a state as a chunk, for a message.
 
     Raises:
         ValueError: the state is too large for one message.
@@ -189,7 +188,7 @@ def from_bytes(content: bytes) -> State:
     Raises:
         ValueError: the bytes hold no state.
     """
-    reader = FrameReader(training_pb2.StateHeader, Limits(payload_bytes=MAX_STATE_BYTES))
+    reader = FrameReader(training_pb2.StateHeader, MAX_STATE_BYTES)
     frame = reader.feed(content)
     if frame is None:
         raise ValueError("an incomplete state of connectors")

@@ -19,7 +19,7 @@ from juggler.runtime.streams.shared_memory import SharedMemoryReader, SharedMemo
 from juggler.runtime.wire.chunks import Piece
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import Frame, FrameReader, encode_frame
-from juggler.runtime.wire.layouts import Limits
+from juggler.runtime.wire.layouts import MOST_PAYLOAD_BYTES
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import episodes_pb2
 
@@ -36,8 +36,8 @@ class EpisodeReceiver:
         take: returns why it refuses a batch, or "". Called by one thread at a time; it must not
             wait. If it raises a WireError, the stream also ends.
         why_refused: returns why a call may not open a stream, given its metadata; None admits it.
-        limits: of one batch, compared with its header before memory is allocated.
         memory: address at which local EnvRunners share memory; None: impossible.
+        most_bytes: of one batch, compared with its header before memory is allocated.
 
     Attributes:
         seconds: spent on frames and batches so far.
@@ -47,12 +47,12 @@ class EpisodeReceiver:
         self,
         take: Callable[[BatchFrame], str],
         why_refused: Callable[[CallMetadata], str | None],
-        limits: Limits,
         memory: MemorySocket | None = None,
+        most_bytes: int = MOST_PAYLOAD_BYTES,
     ) -> None:
         self._take = take
         self._why_refused = why_refused
-        self._limits = limits
+        self._most_bytes = most_bytes
         self._memory = memory
         self._taking = threading.Lock()
         self.seconds = 0.0
@@ -68,7 +68,7 @@ class EpisodeReceiver:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
         with closing(ServerEnd(self._memory, context, SharedMemoryReader)) as shared:
             context.send_initial_metadata(())  # at once: the EnvRunner waits for it
-            reader = FrameReader(episodes_pb2.BatchHeader, self._limits, lease=shared.lease)
+            reader = FrameReader(episodes_pb2.BatchHeader, self._most_bytes, lease=shared.lease)
             try:
                 for message in requests:
                     answer, bad = self._received(message, reader, shared)

@@ -3,9 +3,9 @@
 One reader of a host relays the learner's weights to the other readers.
 
 The readers of one learner's weights on one host meet at a Unix socket, whose name is derived from
-a shared secret, in the directory that containers share, or else in a directory of this user. The
-first to bind it *relays*: only it reads from the learner. When its process ends, the path is free,
-and another reader takes its place at once. A relay that hangs keeps its name; a reader without an
+a shared secret, in the directory that containers share, or else at an abstract name. The first to
+bind it *relays*: only it reads from the learner. When its process ends, the name is free, and
+another reader takes its place at once. A relay that hangs keeps its name; a reader without an
 answer tries the next of a few names.
 
 Messages on a connection:
@@ -21,26 +21,20 @@ import errno
 import hashlib
 import hmac
 import mmap
-import os
-import select
-import selectors
 import socket
-import struct
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.streams.memory_socket import MemorySocket, connect, memory_path
-from juggler.runtime.streams.shared_directory import shared_address, users_address
+from juggler.runtime.streams.shared_directory import abstract_address, shared_address
 from juggler.runtime.streams.shared_memory import (
     OFFER,
     FrozenFrame,
     SharedMemory,
-    map_file,
     receive,
 )
 from juggler.runtime.wire.errors import WireError
@@ -70,21 +64,13 @@ class Meeting:
         self._key = hashlib.sha256("\0".join(secret).encode()).digest()
         self.token = self._derived("token")
 
-    def address(self, number: int, *, make: bool = False) -> str:
-        """Return the address of a name.
-
-        Args:
-            number: of the name.
-            make: whether to make the directory if it is missing.
-
-        Raises:
-            OSError: there is no directory to meet in.
-        """
+    def address(self, number: int) -> str:
+        """Return the address of a name, by its number."""
         name = self._derived(f"name {number}")
         with suppress(EndpointError):  # the streams to learners report it
             if shared := shared_address(name):
                 return shared
-        return users_address(name, make=make)
+        return abstract_address(name)
 
     def _derived(self, what: str) -> str:
         return hmac.new(self._key, what.encode(), "sha256").hexdigest()[:32]
@@ -101,8 +87,7 @@ class Meeting:
             no reader relays.
 
         Raises:
-            OSError: other processes have all the names and do not answer; or there is no directory
-                to meet in.
+            OSError: other processes have all the names and do not answer.
         """
         why: OSError | None = None
         for number in range(first, _NAMES):
@@ -114,7 +99,8 @@ class Meeting:
 
     def _find_at(self, number: int, may_relay: bool) -> RelayConnection | WeightsRelay | None:
         for _ in range(_TRIES):
-            address = self.address(number, make=may_relay)
+            address = self.address(number)
+            # Between these two, another reader may be faster, or the relay may leave.
             try:
                 found = connect(memory_path(address), self.token, MOST_ASKED * ASK_SECONDS)
                 return RelayConnection(found, number)
@@ -124,8 +110,7 @@ class Meeting:
                 try:
                     return WeightsRelay(self, address)
                 except OSError as error:
-                    # Another reader was faster, or the last one removed the directory.
-                    if error.errno not in (errno.EADDRINUSE, errno.ENOENT):
+                    if error.errno != errno.EADDRINUSE:  # another reader was faster
                         raise
             except ConnectionError:
                 pass
@@ -144,7 +129,7 @@ class _RelayedVersion:
     """
 
     def __init__(self, frame: WeightsFrame, chunk: bytes, memory: SharedMemory | None) -> None:
-        self._frame: WeightsFrame | None = frame
+        self._frame = frame if memory is None else None
         self._chunk, self._memory = chunk, memory
 
     def send_to(self, connection: socket.socket) -> None:
@@ -156,24 +141,14 @@ class _RelayedVersion:
         """
         if self._frame is not None:
             try:
-                if self._memory is None:
-                    frozen = FrozenFrame(self._frame.header, self._frame.tree)
-                    self._chunk, self._memory = frozen.chunk(0), frozen.memory
+                frozen = FrozenFrame(self._frame.header, self._frame.tree)
             except OSError as error:
                 raise CannotRelay(f"{error.strerror} for a version of weights") from error
-            self._frame = None
+            self._chunk, self._memory, self._frame = frozen.chunk(0), frozen.memory, None
         if len(self._chunk) > _MOST_CHUNK_BYTES:
             raise CannotRelay("the weights have too many arrays to be relayed")
         assert self._memory is not None
         self._memory.hand_over(connection, 0, self._chunk)
-
-
-@dataclass(slots=True)
-class _WeightsReader:
-    """A reader, as known to its relay."""
-
-    had: _RelayedVersion | None = None
-    waits: bool = False
 
 
 class CannotRelay(Exception):
@@ -191,19 +166,10 @@ class WeightsRelay:
         self._why_not = ""
         self._lock = threading.Lock()
         self._newest: _RelayedVersion | None = None
-        self._readers: dict[socket.socket, _WeightsReader] = {}
-        self._selector = selectors.DefaultSelector()
-        self._ending, self._end = socket.socketpair()
-        self._selector.register(self._ending, selectors.EVENT_READ)
-        # Started once the name is bound: without it, there is nothing to relay.
-        self._thread = threading.Thread(target=self._run, name="weights-relay", daemon=True)
-        try:
-            self._socket = MemorySocket(address)
-        except OSError:
-            self._close_all()
-            raise
-        self._socket.expect(meeting.token, self._add_reader, once=False)
-        self._thread.start()
+        self._had: dict[socket.socket, _RelayedVersion | None] = {}  # by reader
+        self._waiting: set[socket.socket] = set()  # readers that have asked for the next version
+        self._socket = MemorySocket(address)
+        self._socket.expect(meeting.token, self._add_reader)
 
     def offer(self, frame: WeightsFrame, chunk: bytes, memory: SharedMemory | None) -> str:
         """Relay the newest version.
@@ -218,77 +184,57 @@ class WeightsRelay:
         """
         with self._lock:
             self._newest = _RelayedVersion(frame, chunk, memory)
-            for connection, reader in list(self._readers.items()):
-                if reader.waits:
-                    self._send_newest(connection, reader)
+            for reader in [] if self._why_not else list(self._waiting):
+                self._send_newest(reader)
             return self._why_not
 
     def close(self) -> None:
         self._socket.close()
-        self._end.close()
-        self._thread.join()
-
-    def _add_reader(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
         with self._lock:
-            self._selector.register(connection, selectors.EVENT_READ)
-            self._readers[connection] = _WeightsReader()
+            self._newest = None
+            self._had.clear()
 
-    def _run(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._ending:
-                    self._close_all()
-                    return
-                assert isinstance(key.fileobj, socket.socket)
-                with self._lock:
-                    self._receive(key.fileobj)
-            if self._why_not:  # at once, so that no reader waits in vain
-                self._socket.close()
-                self._close_all()
+    def _add_reader(self, reader: socket.socket) -> None:
+        with self._lock:
+            self._had[reader] = None
+            self._socket.watch(reader, self._receive)
+
+    def _receive(self, reader: socket.socket) -> None:
+        with self._lock:
+            if reader not in self._had:
                 return
+            try:
+                if reader.recv(1) != _ASK:
+                    self._drop(reader)
+                elif self._newest is not self._had[reader]:
+                    self._send_newest(reader)
+                # A reader that asks twice finds out whether this process hangs.
+                elif reader in self._waiting:
+                    self._waiting.remove(reader)
+                    reader.send(_NOTHING)
+                else:
+                    self._waiting.add(reader)
+            except OSError:
+                self._drop(reader)
+        if self._why_not:  # at once, so that no reader waits in vain
+            self._socket.close()
 
-    def _receive(self, connection: socket.socket) -> None:
-        reader = self._readers.get(connection)
-        if reader is None:
-            return
-        try:
-            if connection.recv(1) != _ASK:
-                self._drop(connection)
-            elif self._newest is not None and self._newest is not reader.had:
-                self._send_newest(connection, reader)
-            else:
-                if reader.waits:
-                    connection.send(_NOTHING)
-                reader.waits = not reader.waits
-        except OSError:
-            self._drop(connection)
-
-    def _send_newest(self, connection: socket.socket, reader: _WeightsReader) -> None:
+    def _send_newest(self, reader: socket.socket) -> None:
         assert self._newest is not None
-        reader.had, reader.waits = self._newest, False
+        self._had[reader] = self._newest
+        self._waiting.discard(reader)
         try:
-            self._newest.send_to(connection)
+            self._newest.send_to(reader)
         except CannotRelay as error:
             self._why_not = str(error)
-            self._drop(connection)
+            self._drop(reader)
         except OSError:  # it is gone, or does not read; it may come back
-            self._drop(connection)
+            self._drop(reader)
 
-    def _drop(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        del self._readers[connection]
-        connection.close()
-
-    def _close_all(self) -> None:
-        with self._lock:
-            for connection in self._readers:
-                connection.close()
-            self._readers.clear()
-            self._newest = None
-        self._selector.close()
-        self._ending.close()
-        self._end.close()
+    def _drop(self, reader: socket.socket) -> None:
+        del self._had[reader]
+        self._waiting.discard(reader)
+        self._socket.drop(reader)
 
 
 class RelayConnection:
@@ -299,12 +245,10 @@ class RelayConnection:
     """
 
     def __init__(self, connection: socket.socket, number: int) -> None:
-        connection.setblocking(False)
+        connection.settimeout(ASK_SECONDS)
         self.number = number
         self._connection = connection
         self._mapped: mmap.mmap | None = None
-        self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
 
     def next_chunk(self) -> bytes | None:
         """Return the chunk of a new version; None: none yet.
@@ -316,7 +260,7 @@ class RelayConnection:
         """
         for _ in range(MOST_ASKED):
             self._connection.send(_ASK)
-            if self._poll.poll(1000 * ASK_SECONDS):
+            with suppress(TimeoutError):
                 return self._take(*receive(self._connection, 2 * _MOST_CHUNK_BYTES))
         raise TimeoutError("the process that relays weights hangs")
 
@@ -335,22 +279,15 @@ class RelayConnection:
     def close(self) -> None:
         self._connection.close()
 
-    def _take(self, message: bytes, descriptors: list[int]) -> bytes | None:
+    def _take(self, message: bytes, memory: SharedMemory | None) -> bytes | None:
+        if message == _NOTHING:
+            return None
+        if memory is None:  # this process has no room for it
+            raise WireError("weights were relayed without their memory")
         try:
-            if not message:
-                raise ConnectionResetError("the process that relayed weights is gone")
-            if message == _NOTHING:
-                return None
-            if not descriptors:  # this process has no room for it
-                raise WireError("weights were relayed without their memory")
-            try:
-                size = OFFER.unpack_from(message)[1]
-                self._mapped = map_file(descriptors[0], size, mmap.PROT_READ)
-            except (OSError, ValueError, struct.error) as error:
-                # Descriptors of another relay could not be mapped either.
-                why = getattr(error, "strerror", None) or error
-                raise WireError(f"weights cannot be mapped here: {why}") from error
-            return message[OFFER.size :]
-        finally:
-            for each in descriptors:
-                os.close(each)
+            self._mapped = memory.map_read_only()
+        except (OSError, ValueError) as error:
+            # Memory of another relay could not be mapped either.
+            why = getattr(error, "strerror", None) or error
+            raise WireError(f"weights cannot be mapped here: {why}") from error
+        return message[OFFER.size :]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import selectors
 import socket
 import threading
 import traceback
@@ -21,7 +22,9 @@ import grpc
 
 from juggler.runtime.actors.credentials import CallMetadata
 from juggler.runtime.streams.shared_directory import (
+    abstract_name,
     dial,
+    is_of_this_user,
     listen,
     path_in_shared_directory,
     remove,
@@ -37,12 +40,11 @@ from juggler.runtime.wire.errors import WireError
 MEMORY_METADATA = "juggler-memory"
 
 E = TypeVar("E", SharedMemoryReader, SharedMemoryWriter)
-#: Takes a connection; if that raises an error, the connection is closed.
+#: Takes a connection, or its input; if a connection's taking raises an error, it is closed.
 Take = Callable[[socket.socket], None]
 
 _PROBE_SECONDS = 1.0  # a thread of the server only has to be woken
 _ANSWER_SECONDS = 10.0  # the server may wait for a core; without an answer, nothing is ever shared
-_TOKEN_SECONDS = 1.0  # until a client has sent its token, usually at once
 _TOKEN_BYTES = 32
 _TAKEN = b"+"  # the answer to a token
 _BACKLOG = 1024
@@ -51,8 +53,8 @@ _open: set[MemorySocket] = set()  # sockets of this process
 
 
 def memory_path(address: str) -> str:
-    """Return the path of a server's memory socket; "": none over TCP."""
-    if path := path_in_shared_directory(address):
+    """Return where a server's memory socket is; "": none over TCP."""
+    if path := path_in_shared_directory(address) or abstract_name(address):
         return path
     return f"{address.removeprefix('unix:')}.memory" if address.startswith("unix:") else ""
 
@@ -82,19 +84,22 @@ def connect(path: str, token: str, seconds: float = 1.0) -> socket.socket:
 
 
 class MemorySocket:
-    """Listens alongside a gRPC server, and passes connections to their calls."""
+    """Listens alongside a gRPC server, and passes connections to their calls.
+
+    One thread waits for all of its sockets.
+    """
 
     def __init__(self, *addresses: str) -> None:
         """Start to listen.
 
         Args:
-            addresses: of the gRPC server, "unix:path"; or in a shared directory.
+            addresses: of the gRPC server, "unix:path"; or of `shared_directory`.
 
         Raises:
             OSError: it cannot listen.
         """
         self._listeners: list[socket.socket] = []
-        self._files: list[tuple[str, str]] = []  # in the shared directory: path and place
+        self._files: list[tuple[str, os.stat_result]] = []  # in the shared directory
         try:
             for address in addresses:
                 self._listen(address)
@@ -104,15 +109,15 @@ class MemorySocket:
         # Forked processes have to close it: they would keep accepting connections.
         _open.add(self)
         self._lock = threading.Lock()
-        # By token; and whether only for one connection
-        self._expected: dict[str, tuple[Take, bool]] = {}
+        self._expected: dict[str, Take] = {}  # by token
         self._closed = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, args=(each,), name="memory-socket", daemon=True)
-            for each in self._listeners
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._selector = selectors.DefaultSelector()
+        self._end, ending = socket.socketpair()
+        self.watch(ending, lambda _: None)
+        for listener in self._listeners:
+            self.watch(listener, self._accept)
+        self._thread = threading.Thread(target=self._run, name="memory-socket", daemon=True)
+        self._thread.start()
 
     def _listen(self, address: str) -> None:
         path = memory_path(address)
@@ -120,6 +125,9 @@ class MemorySocket:
         self._listeners.append(listener)
         if path_in_shared_directory(address):
             self._files.append((path, listen(listener, path, _BACKLOG)))
+        elif abstract_name(address):
+            listener.bind(path)
+            listener.listen(_BACKLOG)
         else:
             with suppress(FileNotFoundError):
                 os.unlink(path)  # a killed predecessor leaves its socket behind
@@ -127,76 +135,78 @@ class MemorySocket:
             os.chmod(path, 0o600)  # before any process can connect
             listener.listen(_BACKLOG)
 
-    def expect(self, token: str, take: Take, once: bool = True) -> Callable[[], None]:
-        """Pass connections with this token to `take`, which must not wait.
-
-        Args:
-            token: the token.
-            take: called with the connection.
-            once: whether to expect only one connection.
-
-        Returns:
-            A function that withdraws the expectation.
-        """
+    def expect(self, token: str, take: Take) -> None:
+        """Pass connections with this token to `take`, which must not wait."""
         with self._lock:
-            self._expected.setdefault(token, (take, once))
+            self._expected[token] = take
 
-        def forget() -> None:
-            with self._lock:
-                if self._expected.get(token, (None,))[0] is take:
-                    del self._expected[token]
+    def forget(self, token: str) -> None:
+        """Refuse connections with this token from now on."""
+        with self._lock:
+            self._expected.pop(token, None)
 
-        return forget
+    def watch(self, connection: socket.socket, readable: Take) -> None:
+        """Call `readable` in this object's thread whenever a socket has input."""
+        self._selector.register(connection, selectors.EVENT_READ, readable)
+
+    def drop(self, connection: socket.socket) -> None:
+        """Close a watched connection."""
+        self._selector.unregister(connection)
+        connection.close()
 
     def close(self) -> None:
-        self._closed.set()
+        """Close all sockets that are watched. Idempotent."""
         for path, place in self._files:
             with suppress(OSError):  # then the next process that listens there removes it
                 remove(path, place)
         self._files.clear()
-        for each in self._listeners:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)  # ends `accept`
-        for thread in self._threads:
-            thread.join()
-        self.stop_listening()
+        self._closed.set()
+        with suppress(OSError):  # it is closed; a forked process may hold the other end's duplicate
+            self._end.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def stop_listening(self) -> None:
-        """Close the sockets, but keep the files."""
+        """Close the listening sockets, but keep the files."""
         _open.discard(self)
         for each in self._listeners:
             each.close()
 
-    def _run(self, listener: socket.socket) -> None:
+    def _run(self) -> None:
         while not self._closed.is_set():
-            try:
-                connection, _ = listener.accept()
-            except OSError:  # closed, or no free descriptor
-                self._closed.wait(0.05)
-                continue
-            if not self._given(connection):
-                connection.close()
+            for key, _ in self._selector.select():
+                key.data(key.fileobj)
+        self.stop_listening()
+        self._end.close()
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
 
-    def _given(self, connection: socket.socket) -> bool:
-        """Pass a connection to its call; return whether it was accepted."""
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            connection.settimeout(_TOKEN_SECONDS)
+            connection, _ = listener.accept()
+        except OSError:  # no free descriptor
+            self._closed.wait(0.05)
+            return
+        connection.setblocking(False)
+        self.watch(connection, self._identify)
+
+    def _identify(self, connection: socket.socket) -> None:
+        """Pass a connection to its call, or close it."""
+        self._selector.unregister(connection)
+        try:
             token = connection.recv(_TOKEN_BYTES).decode("ascii", "replace")
+            # Under the lock, so that a call which has just ended cannot get the connection.
             with self._lock:
-                # Under the lock, so that a call which has just ended cannot get the connection.
-                take, once = self._expected.get(token, (None, False))
-                if take is None:
-                    return False
-                if once:
-                    del self._expected[token]
-                connection.send(_TAKEN)
-                take(connection)
+                if (take := self._expected.get(token)) and is_of_this_user(connection):
+                    connection.send(_TAKEN)
+                    take(connection)
+                    return
         except OSError:  # the client is gone
-            return False
+            pass
         except Exception:
             traceback.print_exc()
-            return False
-        return True
+        connection.close()
 
 
 def _close_in_child() -> None:
@@ -237,15 +247,15 @@ class ServerEnd(_MemoryEnd[E]):
         context: grpc.ServicerContext,
         make_end: Callable[[socket.socket], E],
     ) -> None:
-        token = dict(context.invocation_metadata()).get(MEMORY_METADATA, "")
+        self._memory = memory
         self._make_end: Callable[[socket.socket], E] = make_end
-        self._forget: Callable[[], None] | None = None
-        if memory is not None and isinstance(token, str) and token:
-            self._forget = memory.expect(token, self._take)
+        self._token = str(dict(context.invocation_metadata()).get(MEMORY_METADATA, ""))
+        if memory is not None and self._token:
+            memory.expect(self._token, self._take)
 
     def close(self) -> None:
-        if self._forget is not None:
-            self._forget()
+        if self._memory is not None:
+            self._memory.forget(self._token)
         if self.end is not None:
             self.end.close()
 

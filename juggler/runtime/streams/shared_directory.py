@@ -1,33 +1,32 @@
-"""Directories in which processes find each other's sockets.
+"""Places where processes of one host find each other's sockets.
 
-Containers of one host share one directory; each user has one.
+Containers of one host share a directory. A socket there can be reached wherever the directory is
+mounted, by processes of the same kernel. The directory has only sockets. A killed process leaves
+its socket behind; it is removed by the next process that listens there, and by runs of this host as
+they start and end.
 
-A socket in this directory can be reached wherever the directory is mounted, by processes of the
-same kernel. The directory has only sockets. A killed process leaves its socket behind; it is
-removed by the next process that listens there, and by runs of this host as they start and end.
+Without a directory, processes meet at an abstract name, which Linux frees with its process. Other
+users may know it, so both ends check their peer's user.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hmac
 import os
+import secrets
 import socket
 import stat
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import struct
+from contextlib import suppress
 
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.actors.temporary import boot_id, is_ours_alone
-from juggler.runtime.plain_files import try_lock
 
 SHARED_DIR_VARIABLE = "JUGGLER_SHARED_DIR"
 
-_PREFIX = "unix-shared:"
-_TRIES, _TRY_SECONDS = 100, 0.02  # to lock the directory, which other processes lock briefly
+_PREFIX, _ABSTRACT_PREFIX = "unix-shared:", "unix-abstract:"
+_CREDENTIALS = struct.Struct("3i")  # process, user and group of a connection's other end
 
 
 def shared_directory() -> str:
@@ -69,42 +68,18 @@ def shared_address(name: str) -> str:
         EndpointError: as for `shared_directory`.
     """
     directory = shared_directory()
-    return _address(directory, name) if directory else ""
+    return f"{_PREFIX}{directory}/{_of_this_kernel()}{name}" if directory else ""
 
 
-def users_address(name: str, *, make: bool) -> str:
-    """Return the address of a socket in a directory of this user.
-
-    Shared by all processes of the user with the same directory for temporary files.
-
-    Args:
-        name: of the socket.
-        make: whether to make the directory if it is missing. If not, there is no listener.
-
-    Raises:
-        OSError: the directory is impossible, or belongs to another user.
-    """
-    path = _users_directory()
-    if make:
-        with suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-    if make or os.path.lexists(path):
-        _must_be_the_users(path)
-    return _address(path, name)
+def abstract_address(name: str) -> str:
+    """Return the address of a named socket for processes of this user."""
+    return f"{_ABSTRACT_PREFIX}juggler-{name}"
 
 
-def _must_be_the_users(path: str) -> None:
-    found = os.lstat(path)
-    if not is_ours_alone(found) or not stat.S_ISDIR(found.st_mode):
-        raise PermissionError(f"{path} is not a directory in which only this user may write")
-
-
-def _users_directory() -> str:
-    return os.path.join(tempfile.gettempdir(), f"juggler-{os.geteuid()}")
-
-
-def _address(directory: str, name: str) -> str:
-    return f"{_PREFIX}{directory}/{_of_this_kernel()}{name}"
+def is_of_this_user(connection: socket.socket) -> bool:
+    """Return whether a Unix connection's other end has this user."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1]) == os.geteuid()
 
 
 def learner_socket(token: str, run_id: str, incarnation: str) -> str:
@@ -118,19 +93,33 @@ def path_in_shared_directory(address: str) -> str:
     return address.removeprefix(_PREFIX) if address.startswith(_PREFIX) else ""
 
 
+def abstract_name(address: str) -> str:
+    """Return an address's abstract name, after a zero byte, or ""."""
+    if not address.startswith(_ABSTRACT_PREFIX):
+        return ""
+    return f"\0{address.removeprefix(_ABSTRACT_PREFIX)}"
+
+
 def dial(path: str, seconds: float | None) -> socket.socket:
     """Connect to a socket, whose path may have any length.
 
     Args:
-        path: of the socket.
+        path: of the socket; or its abstract name.
         seconds: the timeout of the connection; None: it never blocks.
 
     Raises:
+        PermissionError: another user listens at the abstract name.
         OSError: there is no listener.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.settimeout(0.0 if seconds is None else seconds)
+        if path.startswith("\0"):
+            connection.connect(path)
+            if not is_of_this_user(connection):
+                raise PermissionError(errno.EPERM, "a process of another user listens there")
+            return connection
+        # Its descriptor is a short path to it.
         found = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             if not stat.S_ISSOCK(os.fstat(found).st_mode):
@@ -144,7 +133,7 @@ def dial(path: str, seconds: float | None) -> socket.socket:
     return connection
 
 
-def listen(listener: socket.socket, path: str, backlog: int) -> str:
+def listen(listener: socket.socket, path: str, backlog: int) -> os.stat_result:
     """Listen at a path in the directory.
 
     Removes sockets of killed processes there.
@@ -156,81 +145,51 @@ def listen(listener: socket.socket, path: str, backlog: int) -> str:
         OSError: another process listens there (EADDRINUSE), or listening is impossible.
     """
     directory, name = os.path.split(path)
-    with _locked(directory) as held:
-        _remove_abandoned(held)
-        os.fchmod(listener.fileno(), 0o600)  # the file gets its mode from this
-        listener.bind(f"/proc/self/fd/{held}/{name}")
-        listener.listen(backlog)
-        return _place(os.stat(name, dir_fd=held))
-
-
-def remove(path: str, place: str) -> None:
-    """Remove a socket at which this process listens.
-
-    Also removes the user's directory if it is empty. `place` is from `listen`.
-
-    Raises:
-        OSError: removal is impossible.
-    """
-    directory, name = os.path.split(path)
-    with _locked(directory) as held:
-        if _place(os.stat(name, dir_fd=held, follow_symlinks=False)) == place:
-            os.unlink(name, dir_fd=held)
-        _remove_if_empty(directory)
-
-
-def remove_abandoned() -> None:
-    """Remove sockets of killed processes in the shared and the user's directory."""
-    with suppress(EndpointError, OSError):
-        if directory := shared_directory():
-            with _locked(directory) as held:
-                _remove_abandoned(held)
-    directory = _users_directory()
-    with suppress(OSError):  # mostly because it does not exist
-        _must_be_the_users(directory)
-        with _locked(directory) as held:
-            _remove_abandoned(held)
-            _remove_if_empty(directory)
-
-
-def _remove_if_empty(directory: str) -> None:
-    if directory == _users_directory():
-        with suppress(OSError):  # it is not empty
-            os.rmdir(directory)
-
-
-@contextmanager
-def _locked(directory: str) -> Iterator[int]:
-    """Open the directory, locked against other processes' changes."""
+    _remove_abandoned(directory)
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # A socket gets its name once it listens: until then, it would look abandoned.
+    new = f"new-{secrets.token_hex(8)}"
     try:
-        for left in reversed(range(_TRIES)):
-            locked = try_lock(held)
-            if locked:
-                break
-            # Without locks, one process could remove another's new socket.
-            if locked is None:
-                raise OSError(errno.ENOLCK, f"the file system of {directory} has no locks")
-            if not left:
-                raise TimeoutError(f"another process keeps {directory} locked")
-            time.sleep(_TRY_SECONDS)
+        os.fchmod(listener.fileno(), 0o600)  # the file gets its mode from this
+        listener.bind(f"/proc/self/fd/{held}/{new}")
         try:
-            yield held
-        finally:  # a child forked in between would keep the lock
-            fcntl.flock(held, fcntl.LOCK_UN)
+            listener.listen(backlog)
+            os.link(new, name, src_dir_fd=held, dst_dir_fd=held)
+            return os.stat(new, dir_fd=held)
+        except FileExistsError:
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from None
+        finally:
+            os.unlink(new, dir_fd=held)
     finally:
         os.close(held)
 
 
-def _remove_abandoned(held: int) -> None:
+def remove(path: str, place: os.stat_result) -> None:
+    """Remove a socket at which this process listens; `place` is from `listen`.
+
+    Raises:
+        OSError: removal is impossible.
+    """
+    if os.path.samestat(os.lstat(path), place):
+        os.unlink(path)
+
+
+def remove_abandoned() -> None:
+    """Remove sockets of killed processes in the shared directory."""
+    with suppress(EndpointError, OSError):
+        if directory := shared_directory():
+            _remove_abandoned(directory)
+
+
+def _remove_abandoned(directory: str) -> None:
     """Remove the sockets of this kernel's processes without a listener."""
-    for each in os.scandir(held):
+    for each in os.scandir(directory):
         if boot_id() and each.name.startswith(_of_this_kernel()):
             try:
-                dial(f"/proc/self/fd/{held}/{each.name}", None).close()
+                dial(each.path, None).close()
             except ConnectionRefusedError:
                 with suppress(FileNotFoundError):
-                    os.unlink(each.name, dir_fd=held)
+                    os.unlink(each.path)
             except OSError:  # its queue is full, it is another user's, or not a socket
                 pass
 
@@ -242,11 +201,3 @@ def _of_this_kernel() -> str:
     sockets look abandoned from here.
     """
     return f"juggler-{boot_id()}-"
-
-
-def _place(found: os.stat_result) -> str:
-    """Identify a file.
-
-    While it exists, no other file can have the same identity.
-    """
-    return f"{found.st_ino}.{found.st_ctime_ns}"

@@ -19,7 +19,6 @@ import errno
 import fcntl
 import mmap
 import os
-import select
 import socket
 import struct
 import sys
@@ -27,6 +26,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -94,42 +94,43 @@ def memory_file(name: str, flags: int = 0) -> int:
 
 
 class SharedMemory:
-    """New memory of a fixed size.
+    """Memory of a fixed size.
 
-    All of its pages are allocated at once: too little memory is an OSError here instead of a
+    All pages of new memory are allocated at once: too little memory is an OSError here instead of a
     signal (SIGBUS) to a writer or reader.
 
     Attributes:
         size: in bytes.
     """
 
-    def __init__(self, size: int) -> None:
-        """Allocate memory of this size.
+    def __init__(self, size: int, descriptor: int = -1) -> None:
+        """Allocate memory of this size, or take another process's descriptor.
 
         Raises:
             OSError: memory is too small, or the system does not support memfd.
         """
-        self.size = size
+        self.size, self._descriptor = size, descriptor
+        self._mapped: mmap.mmap | None = None
+        if descriptor >= 0:
+            return
         self._descriptor = memory_file("juggler", _CLOSE_ON_EXEC | _ALLOW_SEALING)
         try:
             os.posix_fallocate(self._descriptor, 0, size)
             both = mmap.PROT_READ | mmap.PROT_WRITE
-            self._mapped: mmap.mmap | None = map_file(self._descriptor, size, both)
+            self._mapped = map_file(self._descriptor, size, both)
             # Other processes with the descriptor can only read it.
             self._seal(_SEAL_SHRINK | _SEAL_GROW | _SEAL_FUTURE_WRITE)
         except BaseException:
             self.close()
             raise
 
-    @classmethod
-    def received(cls, descriptor: int, size: int) -> SharedMemory:
-        """Map memory that another process froze, for a relay.
+    def map_read_only(self) -> mmap.mmap:
+        """Map the memory; raise OSError or ValueError if that is impossible."""
+        return map_file(self._descriptor, self.size, mmap.PROT_READ)
 
-        Takes the descriptor.
-        """
-        memory = cls.__new__(cls)
-        memory.size, memory._descriptor, memory._mapped = size, descriptor, None
-        return memory
+    def is_frozen(self) -> bool:
+        """Return whether no process can change the content."""
+        return bool(fcntl.fcntl(self._descriptor, _GET_SEALS) & _SEAL_WRITE)
 
     def fill(self, pieces: Iterable[Piece]) -> None:
         """Copy the pieces of a payload into the memory, from its start."""
@@ -183,7 +184,6 @@ class SharedMemoryReader:
 
     Args:
         connection: to the writer.
-        hands_on: whether frozen memory is kept for a relay, with a descriptor.
 
     Attributes:
         answered: whether it has answered the probe.
@@ -191,51 +191,38 @@ class SharedMemoryReader:
         frozen: the memory that was leased last, for a relay; None: impossible.
     """
 
-    def __init__(self, connection: socket.socket, hands_on: bool = False) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.answered = False
         self.why_not = ""
         self.frozen: SharedMemory | None = None
-        self._connection, self._hands_on = connection, hands_on
+        self._connection = connection
         # Held by `close`, and by `_release` in any thread: a closed descriptor may at once belong
         # to another file. Reentrant, because the collector may call `_release` in a thread that
         # already holds it.
         self._ending = threading.RLock()
         self._mapped: dict[int, mmap.mmap] = {}  # by slot
-        # By slot, until it is leased: memory that is not filled again. None: not for a relay.
-        self._frozen: dict[int, SharedMemory | None] = {}
+        self._frozen: dict[int, SharedMemory] = {}  # by slot, until it is leased
 
     def receive_offers(self) -> None:
         """Map memory that the writer has offered, and answer its probe."""
         while not self.why_not:
-            try:
-                message, descriptors = receive(self._connection, 64)
-            except BlockingIOError:
-                return
-            except ConnectionResetError:  # the writer left without reading everything
-                message, descriptors = b"", []
-            except OSError as error:
-                message, descriptors = b"", []
-                self.why_not = f"{error.strerror}"
             # The stream survives an error here: later payloads come inline.
             try:
-                if message:
-                    self._map(descriptors, *OFFER.unpack(message))
-                else:
-                    self.why_not = self.why_not or "the other end shares no more memory"
+                message, memory = receive(self._connection, OFFER.size)
+                self._map(OFFER.unpack(message)[0], memory)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                self.why_not = "the other end shares no more memory"
             except (OSError, ValueError, struct.error) as error:
                 self.why_not = f"{getattr(error, 'strerror', None) or error}"
                 with suppress(OSError):  # so that the writer offers nothing more
                     self._connection.shutdown(socket.SHUT_RDWR)
-            finally:
-                for each in descriptors:
-                    os.close(each)
 
     def wait_for_probe(self, seconds: float) -> None:
         """Wait until `receive_offers` has something to answer."""
-        poll = select.poll()
-        poll.register(self._connection, select.POLLIN)
-        poll.poll(1000 * seconds)
+        wait([self._connection], seconds)
 
     def lease(self, slot: int, size: int) -> memoryview:
         """Lend the first bytes of a slot, read-only.
@@ -250,9 +237,8 @@ class SharedMemoryReader:
         if mapped is None or size > len(mapped):
             why = self.why_not or (f"it has {len(mapped)}" if mapped else "none was offered")
             raise WireError(f"there is no memory of {size} bytes in slot {slot}: {why}")
-        self.frozen = None
-        if slot in self._frozen:
-            self.frozen = self._frozen.pop(slot)
+        self.frozen = self._frozen.pop(slot, None)
+        if self.frozen is not None:  # its writer fills it no more
             del self._mapped[slot]
         root = np.ndarray(size, np.uint8, mapped)  # [size]
         # Views keep this array alive.
@@ -270,20 +256,17 @@ class SharedMemoryReader:
         self._frozen.clear()
         self.frozen = None
 
-    def _map(self, descriptors: list[int], slot: int, size: int) -> None:
-        if not descriptors:  # this process has no free descriptor
+    def _map(self, slot: int, memory: SharedMemory | None) -> None:
+        if memory is None:  # this process has no free descriptor
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        mapped = map_file(descriptors[0], size, mmap.PROT_READ)
+        mapped = memory.map_read_only()
         if slot == PROBE:
             self.answered = True
             return self._release(slot)
         self._mapped[slot] = mapped
         self._frozen.pop(slot, None)
-        if fcntl.fcntl(descriptors[0], _GET_SEALS) & _SEAL_WRITE:
-            self._frozen[slot] = None
-            if self._hands_on:
-                with suppress(OSError):  # without a free descriptor, it can still be read
-                    self._frozen[slot] = SharedMemory.received(os.dup(descriptors[0]), size)
+        if memory.is_frozen():
+            self._frozen[slot] = memory
         return None
 
     def _release(self, slot: int) -> None:
@@ -296,17 +279,24 @@ class SharedMemoryReader:
             self._connection.send(SLOT.pack(slot), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
-def receive(connection: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    """Receive a message, and the descriptors that came with it.
+def receive(connection: socket.socket, most: int) -> tuple[bytes, SharedMemory | None]:
+    """Receive a message, and the memory that it offers.
 
     Raises:
-        OSError: there is no message, or the other end is gone.
+        BlockingIOError: there is no message.
+        ConnectionResetError: the other end is gone.
+        OSError: as for `recvmsg`.
     """
     # Python's recv_fds ignores this flag.
     message, rights, _, _ = connection.recvmsg(
         most, socket.CMSG_LEN(DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
     )
-    return message, [DESCRIPTOR.unpack(each)[0] for *_, each in rights]
+    if not message:
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+    if not rights:
+        return message, None
+    (descriptor,) = DESCRIPTOR.unpack(rights[0][2])
+    return message, SharedMemory(OFFER.unpack_from(message)[1], descriptor)
 
 
 class SharedMemoryWriter:
@@ -443,4 +433,4 @@ class FrozenFrame:
 
     def chunk(self, slot: int) -> bytes:
         """Return the chunk for a reader with the memory in this slot."""
-        return write_chunk((), 0, header=self._header, tree=self._tree, slot=slot)
+        return write_chunk(header=self._header, tree=self._tree, slot=slot)

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import grpc
@@ -37,7 +36,7 @@ from juggler.runtime.streams.shared_memory import (
 )
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, encode_frame, lay_out
-from juggler.runtime.wire.layouts import Limits
+from juggler.runtime.wire.layouts import MOST_PAYLOAD_BYTES
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import episodes_pb2
 
@@ -72,7 +71,6 @@ class WeightsSubscription:
         address: str,
         metadata: CallMetadata,
         subscriber: str,
-        limits: Limits,
         retry_seconds: float = 0.5,
         tls: Tls | None = None,
         module_id: str = DEFAULT_MODULE,
@@ -80,6 +78,7 @@ class WeightsSubscription:
         memory: str = "",
         meeting: Meeting | None = None,
         alone: Callable[[str], None] | None = None,
+        most_bytes: int = MOST_PAYLOAD_BYTES,
     ) -> None:
         """Subscribe, in a thread that starts here.
 
@@ -87,7 +86,6 @@ class WeightsSubscription:
             address: of the learner.
             metadata: of the call.
             subscriber: the worker's id.
-            limits: of one version.
             retry_seconds: from the end of a stream to the next one.
             tls: of this host; None: no TLS.
             module_id: of the module.
@@ -96,6 +94,7 @@ class WeightsSubscription:
             memory: the address of the learner's socket in the shared directory; "": none.
             meeting: meeting place of this host's readers; None: always read from the learner.
             alone: called with the reason, for people, if this reader cannot take part.
+            most_bytes: of one version.
         """
         self.address, self.answered = address, False
         self._meeting, self._alone = meeting, alone
@@ -106,7 +105,7 @@ class WeightsSubscription:
         self._module_id = module_id
         self._metadata = metadata
         self._subscriber = subscriber
-        self._limits = limits
+        self._most_bytes = most_bytes
         self._retry_seconds = retry_seconds
         # The thread replaces `_newest` as a whole, so `newest` needs no lock.
         self._condition = threading.Condition()
@@ -204,7 +203,7 @@ class WeightsSubscription:
         Returns:
             The first name at which another process may relay.
         """
-        reader = FrameReader(episodes_pb2.WeightsHeader, self._limits, lease=connection.lease)
+        reader = FrameReader(episodes_pb2.WeightsHeader, self._most_bytes, lease=connection.lease)
         received = False
         try:
             while not self._closed.is_set():
@@ -243,10 +242,9 @@ class WeightsSubscription:
     # -- from the learner ------------------------------------------------------------------------
 
     def _read(self) -> None:
-        make_end = partial(SharedMemoryReader, hands_on=self._meeting is not None)
-        shared = ClientEnd(self.address, make_end, self._inline, self._memory)
+        shared = ClientEnd(self.address, SharedMemoryReader, self._inline, self._memory)
         reader = FrameReader(
-            episodes_pb2.WeightsHeader, self._limits, digests=True, lease=shared.lease
+            episodes_pb2.WeightsHeader, self._most_bytes, digests=True, lease=shared.lease
         )
         # A stopped learner accepts calls without an answer, for which gRPC has no deadline.
         first, call = FirstAnswer(self._channel), None

@@ -24,17 +24,14 @@ from juggler.runtime.wire.chunks import (
     write_chunk,
 )
 from juggler.runtime.wire.errors import WireError
-from juggler.runtime.wire.layouts import Limits, TreeLayout, layout_of, read_tree
-from juggler.runtime.wire.trees import Tree, dtype_from_number, dtype_to_number, leaves
+from juggler.runtime.wire.layouts import MOST_PAYLOAD_BYTES, TreeLayout, layout_of, read_tree
+from juggler.runtime.wire.trees import Path, Tree, dtype_from_number, dtype_to_number, leaves
 from juggler.runtime.wire.v1.tensors_pb2 import TreeInfo
 
 _ZEROS = memoryview(bytes(ALIGNMENT))
 # A relay of weights lays out trees from a network, which may be larger than any model's.
-_MOST_FORMS = 1024
-_MOST_KEPT, _LARGEST_KEPT = 8 << 20, 1 << 20  # bytes of tree information: total, and per tree
-_forms: dict[tuple[Any, ...], TreeForm] = {}  # by marks
-_kept = 0  # bytes of their tree information
-_ROOT, _BEGIN, _END = object(), object(), object()  # no key of a tree equals these
+_MOST_FORMS, _LARGEST_KEPT = 512, 64 << 10  # forms; bytes of the tree information of one
+_forms: dict[tuple[Any, ...], TreeForm] = {}  # by what they depend on
 
 
 class TreeForm(NamedTuple):
@@ -54,14 +51,18 @@ def lay_out(tree: Tree) -> tuple[TreeForm, list[Piece]]:
     Raises:
         WireError: the tree has a value that cannot be sent.
     """
-    marks: list[Any] = []
-    arrays: list[NDArray[Any]] = []
-    _collect({_ROOT: tree}, marks, arrays)
-    key = tuple(marks)
+    found = leaves(tree)
+    arrays = [array for _, array in found if array is not None]
+    # Everything that the form depends on; hashing dtypes and shapes is cheaper than the form.
+    marks = [None if a is None else (a.dtype, a.shape, a.flags.c_contiguous) for _, a in found]
+    key = (*[path for path, _ in found], *marks)
     form = _forms.get(key)
     if form is None:
-        form = _form(tree)
-        _keep(key, form)
+        form = _form(found)
+        if len(form.tree) <= _LARGEST_KEPT:
+            if len(_forms) >= _MOST_FORMS:
+                _forms.clear()
+            _forms[key] = form
     # Most trees have aligned, contiguous arrays, which are sent as they are.
     if form.whole:
         return form, [*arrays]
@@ -79,48 +80,19 @@ def lay_out(tree: Tree) -> tuple[TreeForm, list[Piece]]:
     return form, pieces
 
 
-def _keep(key: tuple[Any, ...], form: TreeForm) -> None:
-    global _kept
-    size = len(form.tree)
-    if size > _LARGEST_KEPT:
-        return
-    if len(_forms) >= _MOST_FORMS or _kept + size > _MOST_KEPT:
-        _forms.clear()
-        _kept = 0
-    _forms[key] = form
-    _kept += size
-
-
-def _collect(branch: Mapping[Any, Any], marks: list[Any], arrays: list[NDArray[Any]]) -> None:
-    """Collect the arrays, and everything that the form depends on.
-
-    A tree that cannot be sent has other marks than any tree that can.
-    """
-    for key, child in branch.items():
-        if isinstance(child, np.ndarray):
-            marks += (key, child.dtype, child.shape, child.flags.c_contiguous)
-            arrays.append(child)
-        elif isinstance(child, (dict, Mapping)):  # the check for a dict is faster
-            marks += (key, _BEGIN)
-            _collect(child, marks, arrays)
-            marks.append(_END)
-        else:
-            marks += (key, None)
-
-
 def bytes_of(piece: Piece) -> memoryview:
     """Return a contiguous array as bytes, without a copy."""
     array = np.asarray(piece)
     return array.reshape(-1).view(np.uint8).data
 
 
-def _form(tree: Tree) -> TreeForm:
+def _form(found: Sequence[tuple[Path, NDArray[Any] | None]]) -> TreeForm:
     info = TreeInfo()
     gaps: list[memoryview] = []
     converted: list[np.dtype[Any] | None] = []
     plain: list[bool] = []
     size, contiguous = 0, True
-    for path, array in leaves(tree):
+    for path, array in found:
         if array is None:
             info.empty_branches.add(keys=path)
             continue
@@ -151,8 +123,6 @@ Place = Callable[[Sequence[Piece], int], int | None]
 #: Returns the first bytes of the shared memory in a slot, read-only, valid while something refers
 #: to them. Raises a WireError if there are none.
 Lease = Callable[[int, int], memoryview]
-
-_DEFAULT_LIMITS = Limits()
 
 H = TypeVar("H", bound=Message)
 
@@ -191,7 +161,7 @@ def encode_frame(
         raise ValueError(f"chunk_bytes must be positive, not {chunk_bytes}")
     form, pieces = lay_out(tree)
     encoded = header.SerializeToString()
-    fields = len(encoded) + len(form.tree) + 64  # including tags and padding
+    fields = len(encoded) + len(form.tree) + 64  # including sizes and padding
     if fields + min(chunk_bytes, form.size) > MAX_MESSAGE_BYTES:
         raise WireError(
             f"{fields} bytes of header and tree information and a chunk of {chunk_bytes} bytes "
@@ -199,7 +169,7 @@ def encode_frame(
         )
     slot = None if place is None else place(pieces, form.size)
     if slot is not None:
-        return iter((write_chunk((), 0, header=encoded, tree=form.tree, slot=slot),))
+        return iter((write_chunk(header=encoded, tree=form.tree, slot=slot),))
     return _chunks(encoded, form, pieces, chunk_bytes, digest)
 
 
@@ -209,7 +179,7 @@ def _chunks(
     size = form.size
     fields: Mapping[str, Any] = {"header": header, "tree": form.tree}
     if size <= chunk_bytes:
-        yield write_chunk(pieces, size, digest=digest, **fields)
+        yield write_chunk(pieces, digest=digest, **fields)
         return
     # Chunks are full except the last one, across the borders of arrays.
     share: list[Piece] = []
@@ -218,12 +188,12 @@ def _chunks(
         while len(piece) > room:
             share.append(piece[:room])
             piece = piece[room:]
-            yield write_chunk(share, chunk_bytes, offset=sent, digest=digest, **fields)
+            yield write_chunk(share, offset=sent, digest=digest, **fields)
             fields, share = {}, []
             sent, room = sent + chunk_bytes, chunk_bytes
         share.append(piece)
         room -= len(piece)
-    yield write_chunk(share, size - sent, offset=sent, digest=digest, **fields)
+    yield write_chunk(share, offset=sent, digest=digest, **fields)
 
 
 class FrameReader(Generic[H]):
@@ -231,7 +201,7 @@ class FrameReader(Generic[H]):
 
     Args:
         header_type: the type of field 1 of the chunks.
-        limits: the largest frame to accept.
+        most_bytes: payload bytes of the largest frame to accept.
         digests: whether a chunk without a digest is an error, unless its payload is in shared
             memory. Existing digests are always checked.
         lease: returns shared memory; None: no memory is shared with the sender.
@@ -240,13 +210,13 @@ class FrameReader(Generic[H]):
     def __init__(
         self,
         header_type: type[H],
-        limits: Limits = _DEFAULT_LIMITS,
+        most_bytes: int = MOST_PAYLOAD_BYTES,
         *,
         digests: bool = False,
         lease: Lease | None = None,
     ) -> None:
         self._header_type = header_type
-        self._limits = limits
+        self._most_bytes = most_bytes
         self._digests = digests
         self._lease = lease
         self._partial: _Partial[H] | None = None
@@ -269,7 +239,7 @@ class FrameReader(Generic[H]):
                 is dropped; the next chunk must be the first of a new frame.
         """
         partial, self._partial = self._partial, None
-        chunk = read_chunk(message, self._limits.header_bytes)
+        chunk = read_chunk(message)
         self._check_digest(chunk, message)
         if partial is None:
             header, layout = self._begin(chunk)
@@ -280,7 +250,7 @@ class FrameReader(Generic[H]):
                 return Frame(header, read_tree(layout, payload))
             partial = _Partial(header, layout)
         # Frames of one stream do not overlap.
-        elif chunk.header is not None or chunk.tree is not None or chunk.slot is not None:
+        elif chunk.tree or chunk.slot is not None:
             raise WireError(f"a new frame began before the last one ended, {partial}")
         elif not chunk.size:
             raise WireError(f"a chunk without payload arrived in mid-frame, {partial}")
@@ -296,14 +266,14 @@ class FrameReader(Generic[H]):
         return read_tree(layout, self._lease(slot, layout.payload_size))
 
     def _begin(self, chunk: Chunk) -> tuple[H, TreeLayout]:
-        if chunk.header is None or chunk.tree is None:
-            raise WireError("the first chunk of a frame must have a header and tree information")
+        if not chunk.tree:
+            raise WireError("the first chunk of a frame must have tree information")
         try:
             header = self._header_type.FromString(chunk.header)
         except DecodeError as error:
             name = self._header_type.DESCRIPTOR.name
             raise WireError(f"the header is not a {name} message: {error}") from error
-        return header, layout_of(chunk.tree, self._limits)
+        return header, layout_of(chunk.tree, self._most_bytes)
 
     def _check_digest(self, chunk: Chunk, message: bytes) -> None:
         if chunk.digest is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,25 +106,81 @@ def _elements(message: pb.Space) -> int:
 
 def _write(space: Space[Any]) -> pb.Space:
     # A space of a derived class arrives as its Gymnasium base class.
-    for kind, writer in _WRITERS.items():
-        if isinstance(space, kind):
-            return writer(space)
+    match space:
+        case spaces.Box():
+            return pb.Space(box=_write_box(space))
+        case spaces.Discrete():
+            dtype = dtype_to_number(np.dtype(space.dtype))
+            discrete = pb.DiscreteSpace(n=int(space.n), start=int(space.start), dtype=dtype)
+            return pb.Space(discrete=discrete)
+        case spaces.MultiDiscrete():
+            # Without a start, the numbers count from zero.
+            start = space.start.reshape(-1).tolist() if space.start.any() else ()
+            nvec, dtype = space.nvec.reshape(-1).tolist(), dtype_to_number(space.dtype)
+            multi = pb.MultiDiscreteSpace(shape=space.shape, dtype=dtype, nvec=nvec, start=start)
+            return pb.Space(multi_discrete=multi)
+        case spaces.MultiBinary():
+            return pb.Space(multi_binary=pb.MultiBinarySpace(shape=space.shape))
+        case spaces.Dict():
+            return pb.Space(dict=_write_dict(space))
+        case spaces.Tuple():
+            return pb.Space(tuple=pb.TupleSpace(spaces=[_write(inner) for inner in space.spaces]))
+        # The rest is only for tools: no values of these spaces can be sent.
+        case spaces.Text():
+            text = pb.TextSpace(min_length=space.min_length, max_length=space.max_length)
+            text.characters = "".join(space.character_list)
+            return pb.Space(text=text)
+        case spaces.Graph():
+            edge = None if space.edge_space is None else _write(space.edge_space)
+            node = _write(space.node_space)
+            return pb.Space(graph=pb.GraphSpace(node_space=node, edge_space=edge))
+        case spaces.Sequence():
+            feature = _write(space.feature_space)
+            sequence = pb.SequenceSpace(feature_space=feature, stack=space.stack)
+            return pb.Space(sequence=sequence)
     raise WireError(str(unsupported(space, ())))
 
 
 def _read(message: pb.Space) -> Space[Any]:
-    kind = message.WhichOneof("kind")
-    if kind is None:
-        text = "a space has no kind, or none that this version knows"
-        raise WireError(f"{text}: set one, such as box or discrete")
-    return _READERS[kind](getattr(message, kind))
+    match message.WhichOneof("kind"):
+        case "box":
+            return _read_box(message.box)
+        case "discrete":
+            return _read_discrete(message.discrete)
+        case "multi_discrete":
+            return _read_multi_discrete(message.multi_discrete)
+        case "multi_binary":
+            # Gymnasium distinguishes MultiBinary(5) from MultiBinary([5]); the first form is more
+            # common.
+            shape = tuple(message.multi_binary.shape)
+            return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
+        case "dict":
+            entries = [(entry.key, _read(entry.space)) for entry in message.dict.entries]
+            if len(dict(entries)) != len(entries):
+                raise WireError("a Dict space has a key twice")
+            return spaces.Dict(entries)
+        case "tuple":
+            return spaces.Tuple([_read(inner) for inner in message.tuple.spaces])
+        # As above: the rest is only for tools.
+        case "text":
+            text = message.text
+            return spaces.Text(text.max_length, min_length=text.min_length, charset=text.characters)
+        case "graph":
+            graph = message.graph
+            edge = _read(graph.edge_space) if graph.HasField("edge_space") else None
+            return spaces.Graph(_read(graph.node_space), edge)
+        case "sequence":
+            feature = _read(message.sequence.feature_space)
+            return spaces.Sequence(feature, stack=message.sequence.stack)
+    what = "a space has no kind, or none that this version knows"
+    raise WireError(f"{what}: set one, such as box or discrete")
 
 
-def _write_box(space: spaces.Box) -> pb.Space:
+def _write_box(space: spaces.Box) -> pb.BoxSpace:
     box = pb.BoxSpace(shape=space.shape, dtype=dtype_to_number(space.dtype))
     _write_bounds(box, "low", space.low, ~space.bounded_below)
     _write_bounds(box, "high", space.high, ~space.bounded_above)
-    return pb.Space(box=box)
+    return box
 
 
 def _write_bounds(
@@ -197,11 +253,6 @@ def _read_bounds(
     return np.broadcast_to(bounds[0], shape), np.broadcast_to(~infinite[0], shape)
 
 
-def _write_discrete(space: spaces.Discrete[Any]) -> pb.Space:
-    dtype = dtype_to_number(np.dtype(space.dtype))
-    return pb.Space(discrete=pb.DiscreteSpace(n=int(space.n), start=int(space.start), dtype=dtype))
-
-
 def _read_discrete(discrete: pb.DiscreteSpace) -> spaces.Discrete[Any]:
     dtype = _dtype(discrete.dtype, "iu", "Discrete")
     n, start = discrete.n, discrete.start
@@ -211,14 +262,6 @@ def _read_discrete(discrete: pb.DiscreteSpace) -> spaces.Discrete[Any]:
     if dtype == np.int64:  # the only dtype in Gymnasium 1.1
         return spaces.Discrete(n, start=start)
     return spaces.Discrete(n, start=start, dtype=dtype)
-
-
-def _write_multi_discrete(space: spaces.MultiDiscrete[Any]) -> pb.Space:
-    message = pb.MultiDiscreteSpace(shape=space.shape, dtype=dtype_to_number(space.dtype))
-    message.nvec.extend(space.nvec.reshape(-1).tolist())
-    if space.start.any():
-        message.start.extend(space.start.reshape(-1).tolist())
-    return pb.Space(multi_discrete=message)
 
 
 def _read_multi_discrete(multi: pb.MultiDiscreteSpace) -> spaces.MultiDiscrete[Any]:
@@ -238,66 +281,13 @@ def _read_multi_discrete(multi: pb.MultiDiscreteSpace) -> spaces.MultiDiscrete[A
     return spaces.MultiDiscrete(counts, dtype.type, start=firsts)
 
 
-def _write_multi_binary(space: spaces.MultiBinary) -> pb.Space:
-    return pb.Space(multi_binary=pb.MultiBinarySpace(shape=space.shape))
-
-
-def _read_multi_binary(multi: pb.MultiBinarySpace) -> spaces.MultiBinary:
-    # Gymnasium distinguishes MultiBinary(5) from MultiBinary([5]); the first form is more common.
-    return spaces.MultiBinary(multi.shape[0] if len(multi.shape) == 1 else tuple(multi.shape))
-
-
-def _write_dict(space: spaces.Dict) -> pb.Space:
+def _write_dict(space: spaces.Dict) -> pb.DictSpace:
     message = pb.DictSpace()
     for key, inner in space.spaces.items():
         if not isinstance(key, str):
             raise WireError(f"a Dict space can be sent if its keys are strings, not {key!r}")
         message.entries.add(key=key, space=_write(inner))
-    return pb.Space(dict=message)
-
-
-def _read_dict(message: pb.DictSpace) -> spaces.Dict:
-    entries = [(entry.key, _read(entry.space)) for entry in message.entries]
-    if len(dict(entries)) != len(entries):
-        raise WireError("a Dict space has a key twice")
-    return spaces.Dict(entries)
-
-
-def _write_tuple(space: spaces.Tuple[Any]) -> pb.Space:
-    return pb.Space(tuple=pb.TupleSpace(spaces=[_write(inner) for inner in space.spaces]))
-
-
-def _read_tuple(message: pb.TupleSpace) -> spaces.Tuple[Any]:
-    return spaces.Tuple([_read(inner) for inner in message.spaces])
-
-
-def _write_text(space: spaces.Text) -> pb.Space:
-    text = pb.TextSpace(min_length=space.min_length, max_length=space.max_length)
-    text.characters = "".join(space.character_list)
-    return pb.Space(text=text)
-
-
-def _read_text(text: pb.TextSpace) -> spaces.Text:
-    return spaces.Text(text.max_length, min_length=text.min_length, charset=text.characters)
-
-
-def _write_graph(space: spaces.Graph) -> pb.Space:
-    edge = None if space.edge_space is None else _write(space.edge_space)
-    return pb.Space(graph=pb.GraphSpace(node_space=_write(space.node_space), edge_space=edge))
-
-
-def _read_graph(graph: pb.GraphSpace) -> spaces.Graph:
-    edge = _read(graph.edge_space) if graph.HasField("edge_space") else None
-    return spaces.Graph(_read(graph.node_space), edge)
-
-
-def _write_sequence(space: spaces.Sequence) -> pb.Space:
-    feature = _write(space.feature_space)
-    return pb.Space(sequence=pb.SequenceSpace(feature_space=feature, stack=space.stack))
-
-
-def _read_sequence(sequence: pb.SequenceSpace) -> spaces.Sequence:
-    return spaces.Sequence(_read(sequence.feature_space), stack=sequence.stack)
+    return message
 
 
 def _dtype(number: DType, kinds: str, space: str) -> np.dtype[Any]:
@@ -329,27 +319,3 @@ def _whole(number: float, dtype: np.dtype[Any]) -> int:
     if not math.isfinite(number) or number != int(number):
         raise WireError(f"a Box of {dtype} has the bound {number}")
     return min(int(number), _range(dtype)[1]) if number == 2.0**64 else int(number)
-
-
-_WRITERS: dict[type, Callable[[Any], pb.Space]] = {
-    spaces.Box: _write_box,
-    spaces.Discrete: _write_discrete,
-    spaces.MultiDiscrete: _write_multi_discrete,
-    spaces.MultiBinary: _write_multi_binary,
-    spaces.Dict: _write_dict,
-    spaces.Tuple: _write_tuple,
-    spaces.Text: _write_text,
-    spaces.Graph: _write_graph,
-    spaces.Sequence: _write_sequence,
-}
-_READERS: dict[str, Callable[[Any], Space[Any]]] = {
-    "box": _read_box,
-    "discrete": _read_discrete,
-    "multi_discrete": _read_multi_discrete,
-    "multi_binary": _read_multi_binary,
-    "dict": _read_dict,
-    "tuple": _read_tuple,
-    "text": _read_text,
-    "graph": _read_graph,
-    "sequence": _read_sequence,
-}

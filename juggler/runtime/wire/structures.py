@@ -120,7 +120,7 @@ _REASONS: list[tuple[type[Space[Any]], str]] = [
 ]
 
 
-def space_leaves(space: Space[Any]) -> list[tuple[Path, Space[Any]]]:
+def space_leaves(space: Space[Any], path: Path = ()) -> list[tuple[Path, Space[Any]]]:
     """Return the spaces within a space whose values are one array each.
 
     With their paths in trees of the space.
@@ -128,14 +128,11 @@ def space_leaves(space: Space[Any]) -> list[tuple[Path, Space[Any]]]:
     Args:
         space: Box, Discrete, MultiDiscrete or MultiBinary, which have one entry with the path ();
             or a Dict or Tuple of these, nested to any depth.
+        path: of the space, within another one.
 
     Raises:
         UnsupportedSpace: there is no encoding for this space, or for one within it.
     """
-    return _leaves(space, ())
-
-
-def _leaves(space: Space[Any], path: Path) -> list[tuple[Path, Space[Any]]]:
     if isinstance(space, _LEAVES):
         return [(path, space)]
     children = _children(space)
@@ -148,7 +145,7 @@ def _leaves(space: Space[Any], path: Path) -> list[tuple[Path, Space[Any]]]:
             raise UnsupportedSpace(
                 f"{_name(space, path)} has the key {key!r}: keys must be strings"
             )
-    return [leaf for key, child in children.items() for leaf in _leaves(child, (*path, key))]
+    return [leaf for key, child in children.items() for leaf in space_leaves(child, (*path, key))]
 
 
 def zeros(space: Space[Any], leading_shape: Sequence[int] = ()) -> Tree:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -107,52 +108,27 @@ def unflatten(arrays: Iterable[tuple[Path, Any]], empty_branches: Iterable[Path]
     Raises:
         WireError: the paths do not belong to one tree.
     """
-    paths: list[Path] = []
-    values: list[Any] = []
+    arrays, empty_branches = list(arrays), list(empty_branches)
+    check_paths([*(path for path, _ in arrays), *empty_branches])
+    return nest(arrays, empty_branches)
+
+
+def nest(arrays: Iterable[tuple[Path, Any]], empty_branches: Iterable[Path] = ()) -> Tree:
+    """Make a tree like `unflatten`, from paths that were checked."""
+    root: dict[str, Any] = {}
     for path, array in arrays:
-        paths.append(path)
-        values.append(array)
-    return Skeleton(paths, empty_branches).fill(values)
-
-
-class Skeleton:
-    """The branches of a tree, computed once for many trees.
-
-    Args:
-        paths: paths of the arrays.
-        empty_branches: paths of the empty branches.
-
-    Raises:
-        WireError: the paths do not belong to one tree.
-    """
-
-    def __init__(self, paths: Sequence[Path], empty_branches: Iterable[Path] = ()) -> None:
-        empty_branches = list(empty_branches)
-        check_paths([*paths, *empty_branches])
-        self._is_array = bool(paths) and not paths[0]
-        self._steps: list[tuple[int, str, bool]] = []  # index of the parent, key, whether an array
-        numbers: dict[Path, int] = {(): 0}
-        for path, is_array in [*((p, True) for p in paths), *((p, False) for p in empty_branches)]:
-            for depth in range(len(path) - is_array):
-                if (branch := path[: depth + 1]) not in numbers:
-                    self._steps.append((numbers[path[:depth]], path[depth], False))
-                    numbers[branch] = len(numbers)
-            if is_array and path:
-                self._steps.append((numbers[path[:-1]], path[-1], True))
-
-    def fill(self, arrays: Sequence[NDArray[Any]]) -> Tree:
-        """Make the tree with these arrays, one for each path."""
-        if self._is_array:
-            return arrays[0]
-        rest = iter(arrays)
-        branches: list[dict[str, Any]] = [{}]
-        for parent, key, is_array in self._steps:
-            if is_array:
-                branches[parent][key] = next(rest)
-            else:
-                branches.append({})
-                branches[parent][key] = branches[-1]
-        return branches[0]
+        if not path:
+            root_array: Tree = array
+            return root_array
+        branch = root
+        for key in path[:-1]:
+            branch = branch.setdefault(key, {})
+        branch[path[-1]] = array
+    for path in empty_branches:
+        branch = root
+        for key in path:
+            branch = branch.setdefault(key, {})
+    return root
 
 
 def check_paths(paths: Iterable[Path]) -> None:
@@ -161,19 +137,16 @@ def check_paths(paths: Iterable[Path]) -> None:
     Raises:
         WireError: there are no paths, one occurs twice, or one continues after the end of another.
     """
-    ends: set[Path] = set()
-    branches: set[Path] = set()
-    for path in paths:
-        if path in ends:
-            raise WireError(f"the tree has {path_name(path)} twice")
-        ends.add(path)
-        while path and (path := path[:-1]) not in branches:
-            branches.add(path)
-    if not ends:
+    ordered = sorted(paths)
+    if not ordered:
         raise WireError("the tree names neither an array nor an empty branch")
-    if both := ends & branches:
-        name = path_name(min(both))
-        raise WireError(f"the tree has {name} both as a branch and as an array or empty branch")
+    # In this order, the next path shows whether another one continues a path.
+    for path, after in pairwise(ordered):
+        if path == after:
+            raise WireError(f"the tree has {path_name(path)} twice")
+        if path == after[: len(path)]:
+            name = path_name(path)
+            raise WireError(f"the tree has {name} both as a branch and as an array or empty branch")
 
 
 def path_name(path: Path) -> str:

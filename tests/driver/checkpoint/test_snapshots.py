@@ -66,7 +66,6 @@ from juggler.runtime.checkpoints.weights import (
 from juggler.runtime.connectors.mergeable_state import Moments, State, from_bytes, to_bytes
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.frames import FrameReader, encode_frame
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.spaces import space_to_message
 from juggler.runtime.wire.v1 import training_pb2
 
@@ -550,7 +549,7 @@ def config(saved: Path, **keys: Any) -> RunConfig:
 
 def restored(world: WorkersWorld, learner: Any) -> tuple[Any, training_pb2.Restore]:
     """A learner's commands to restore, and the last part."""
-    reader = FrameReader(training_pb2.StateHeader, Limits(), digests=True)
+    reader = FrameReader(training_pb2.StateHeader, digests=True)
     parts = [part for _, part in world.asked(learner, training_pb2.Restore)]
     frames = [reader.feed(part.chunk) for part in parts]
     assert frames[-1] is not None

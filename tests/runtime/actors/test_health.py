@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -14,7 +15,7 @@ from support.hub_world import World
 
 from juggler.runtime.actors import health as health_module
 from juggler.runtime.actors.endpoints import bind, make_server
-from juggler.runtime.actors.health import READINESS, AsyncHealth, Health, check_health
+from juggler.runtime.actors.health import READINESS, Health, check_health
 
 _SECONDS = 5.0
 
@@ -84,8 +85,9 @@ def test_who_is_crowded_out_asks_again_until_the_time_is_over(
 
 
 def test_a_hub_says_whether_it_takes_workers(world: World) -> None:
-    health = AsyncHealth("juggler.v1.Driver")
-    world.start(services=(health,))
+    health = Health()
+    service = SimpleNamespace(add_to=lambda server: health.add_to(server, "juggler.v1.Driver"))
+    world.start(services=(service,))
     assert _says(world.address, "") == ""
     for ready in (False, True, False):
         health.ready(ready)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,7 +25,7 @@ from juggler.runtime.actors import hub, worker
 from juggler.runtime.actors.attachment import AttachError, Attachment, Contact, DriverBusy
 from juggler.runtime.actors.credentials import Strangers
 from juggler.runtime.actors.endpoints import bind
-from juggler.runtime.actors.health import AsyncHealth, check_health
+from juggler.runtime.actors.health import Health, check_health
 from juggler.runtime.actors.hub import ATTACH_METHOD, Mailbox, WorkerJoined
 from juggler.runtime.actors.logs import WorkerLog
 from juggler.runtime.actors.worker import _attach, _LeavingInbox
@@ -62,7 +63,7 @@ def test_calls_without_the_token_keep_no_worker_and_no_probe_out(
 ) -> None:
     for module, name in ((hub, "_MOST_STRANGERS"), (health_module, "MOST_ASKING")):
         monkeypatch.setattr(module, name, 4)
-    health, says, ended = AsyncHealth(), SimpleQueue[Any](), threading.Semaphore(0)
+    health, says, ended = Health(), SimpleQueue[Any](), threading.Semaphore(0)
     world.start(token="secret", max_workers=8, services=(health,))
     world.address = world.tcp_address
     with grpc.insecure_channel(world.address) as channel:
@@ -169,7 +170,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Any], str]]:
 def _come(contact: Contact) -> Attachment:
     inbox = _LeavingInbox(watched=False)
     try:
-        return _attach(contact, "worker", inbox, WorkerLog("worker"), (), ())
+        return _attach(partial(Attachment, contact, "worker", inbox), contact, WorkerLog("worker"))
     finally:
         inbox.has_left()  # else this process ends
 

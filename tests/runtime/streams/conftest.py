@@ -18,7 +18,6 @@ from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.episodes import BatchFrame
 from juggler.runtime.streams.host_weights import Meeting
 from juggler.runtime.streams.weights_stream import WeightsSubscription
-from juggler.runtime.wire.layouts import Limits
 
 
 @pytest.fixture
@@ -60,15 +59,12 @@ def server(tmp_path: Path, every_thread_ends: None) -> Iterator[Learner]:
 def subscribe(server: Learner) -> Iterator[Callable[..., WeightsSubscription]]:
     subscriptions: list[WeightsSubscription] = []
 
-    def subscribe(
-        token: str = "secret", limits: Limits | None = None, address: str = "", **more: Any
-    ) -> WeightsSubscription:
+    def subscribe(token: str = "secret", address: str = "", **more: Any) -> WeightsSubscription:
         metadata = call_metadata(token, "run", "incarnation")
         made = WeightsSubscription(
             address or server.address,
             metadata,
             "envrunner-0",
-            limits or Limits(),
             retry_seconds=0.0,
             **more,
         )

@@ -26,7 +26,6 @@ from juggler.runtime.streams import episodes as stream
 from juggler.runtime.streams.episodes import PUSH_METHOD, BatchFrame
 from juggler.runtime.streams.weights_stream import WeightsSubscription
 from juggler.runtime.wire.frames import DEFAULT_CHUNK_BYTES, encode_frame
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import training_pb2
 
 LARGE = 5 * DEFAULT_CHUNK_BYTES // 4  # elements of float32: five chunks
@@ -151,7 +150,7 @@ def test_garbage_ends_its_own_stream_and_no_other(
 def test_a_batch_over_the_limit_is_lost_and_smaller_ones_still_pass(
     tmp_path: Path, senders: Senders
 ) -> None:
-    learner = LearnerEnd(tmp_path, Limits(payload_bytes=1000))
+    learner = LearnerEnd(tmp_path, 1000)
     try:
         sender = senders.open(learner.address)
         sender.send(header(1), tree(1, size=1000))
@@ -407,7 +406,7 @@ def test_weights_come_on_another_channel_where_a_subscription_is_not_answered(
     mute: Mute, tmp_path: Path, timers: Timers
 ) -> None:
     subscription = WeightsSubscription(
-        f"unix:{tmp_path / 'l'}", METADATA, "envrunner-0", Limits(), retry_seconds=0.0
+        f"unix:{tmp_path / 'l'}", METADATA, "envrunner-0", retry_seconds=0.0
     )
     mute.wait_for_a_call()
     mute.make_way()
@@ -424,7 +423,7 @@ def test_weights_come_on_another_channel_where_a_subscription_is_not_answered(
 def test_a_subscription_that_is_not_answered_can_be_closed(
     mute: Mute, tmp_path: Path, timers: Timers
 ) -> None:
-    subscription = WeightsSubscription(f"unix:{tmp_path / 'l'}", METADATA, "envrunner-0", Limits())
+    subscription = WeightsSubscription(f"unix:{tmp_path / 'l'}", METADATA, "envrunner-0")
     mute.wait_for_a_call()
     with pytest.raises(TimeoutError):
         subscription.wait_for(Version(1, 1), 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
@@ -14,15 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.changes import SkippedTime
 from support.learner_end import PATIENCE, LearnerEnd, Senders, tree
 from support.sharing import FURTHER, SIZE, mapped, send_each
 from support.weights_learner import Join, Learner, names_of, readers_stay, relaying
 
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams import shared_directory
-from juggler.runtime.streams.host_weights import Meeting
+from juggler.runtime.streams.host_weights import Meeting, WeightsRelay
 from juggler.runtime.streams.memory_socket import MemorySocket, connect, memory_path
 from juggler.runtime.streams.shared_directory import learner_socket, shared_address
 
@@ -59,7 +56,7 @@ def learner(tmp_path: Path, shared: Path, every_thread_ends: None) -> Iterator[L
 def _taken(listener: MemorySocket, token: str) -> list[socket.socket]:
     """The connections that it takes with a token."""
     taken: list[socket.socket] = []
-    listener.expect(token, taken.append, once=False)
+    listener.expect(token, taken.append)
     return taken
 
 
@@ -159,7 +156,8 @@ def test_only_one_process_listens_at_a_path(shared: Path) -> None:
 
 def test_a_token_that_is_expected_no_more_is_refused(shared: Path) -> None:
     made = MemorySocket(shared_address("name"))
-    made.expect("token", socket.socket.close)()
+    made.expect("token", socket.socket.close)
+    made.forget("token")
     with pytest.raises(ConnectionResetError):
         connect(str(*shared.iterdir()), "token")
     made.close()
@@ -174,19 +172,6 @@ def test_a_socket_is_its_owners_alone(shared: Path) -> None:
     (path,) = shared.iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     made.close()
-
-
-def test_a_directory_that_somebody_keeps_locked_is_an_error_and_no_wait_without_end(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_directory, "time", SkippedTime())
-    held = os.open(shared, os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(TimeoutError, match=r"keeps .*/shared locked"):
-            MemorySocket(shared_address("name"))
-    finally:
-        os.close(held)
 
 
 # -- other writers -------------------------------------------------------------------------------
@@ -239,4 +224,17 @@ def test_a_directory_that_cannot_be_used_is_an_error_that_names_the_variable(
 def test_without_the_variable_nobody_has_an_address_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUGGLER_SHARED_DIR")
     assert learner_socket("secret", "run", "learner") == ""
-    assert f"/juggler-{os.geteuid()}/" in Meeting("secret").address(0)
+    assert memory_path(Meeting("secret").address(0)).startswith("\0juggler-")
+
+
+def test_nobody_meets_a_process_of_another_user(
+    monkeypatch: pytest.MonkeyPatch, meeting: Meeting
+) -> None:
+    monkeypatch.delenv("JUGGLER_SHARED_DIR")
+    relay = meeting.find(may_relay=True)
+    assert isinstance(relay, WeightsRelay)
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(PermissionError, match="another user"):
+        connect(memory_path(meeting.address(0)), meeting.token)
+    relay.close()

@@ -31,7 +31,6 @@ from juggler.runtime.streams import weights_stream
 from juggler.runtime.streams.weights_stream import SUBSCRIBE_METHOD, WeightsSubscription
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import FrameReader, encode_frame
-from juggler.runtime.wire.layouts import Limits
 from juggler.runtime.wire.v1 import episodes_pb2
 
 Subscribe = Callable[..., WeightsSubscription]
@@ -181,7 +180,7 @@ def test_who_has_no_token_is_refused_before_it_says_what_it_wants(server: Learne
 
 def test_weights_over_the_limit_are_not_taken(server: Learner, subscribe: Subscribe) -> None:
     server.publish(1, 0, size=1000)
-    subscription = subscribe(limits=Limits(payload_bytes=1000))
+    subscription = subscribe(most_bytes=1000)
     _waits_in_vain(subscription, "over the limit, 1000")
 
 

@@ -26,27 +26,23 @@ from juggler.runtime.wire.v1 import tensors_pb2 as juggler_dot_runtime_dot_wire_
 from juggler.runtime.wire.v1 import training_pb2 as juggler_dot_runtime_dot_wire_dot_v1_dot_training__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&juggler/runtime/wire/v1/episodes.proto\x12\njuggler.v1\x1a%juggler/runtime/wire/v1/tensors.proto\x1a&juggler/runtime/wire/v1/training.proto\"\xc9\x01\n\x0c\x45pisodeChunk\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.juggler.v1.BatchHeader\x12\"\n\x04tree\x18\x02 \x01(\x0b\x32\x14.juggler.v1.TreeInfo\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x13\n\x06\x64igest\x18\x04 \x01(\x06H\x00\x88\x01\x01\x12\x11\n\x04slot\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0f\n\x07padding\x18\x0e \x01(\x0c\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\t\n\x07_digestB\x07\n\x05_slot\"\xa0\x01\n\x0b\x42\x61tchHeader\x12\x11\n\tmodule_id\x18\x0e \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x11\n\tenvrunner\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x12\n\nlive_steps\x18\x04 \x01(\x04\x12+\n\x07version\x18\x05 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersionJ\x04\x08\x06\x10\x07\"4\n\x0f\x41\x63knowledgement\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0f\n\x07refused\x18\x02 \x01(\t\"5\n\x0cSubscription\x12\x11\n\tmodule_id\x18\x0e \x01(\t\x12\x12\n\nsubscriber\x18\x01 \x01(\t\"\xcb\x01\n\x0cWeightsChunk\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.juggler.v1.WeightsHeader\x12\"\n\x04tree\x18\x02 \x01(\x0b\x32\x14.juggler.v1.TreeInfo\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x13\n\x06\x64igest\x18\x04 \x01(\x06H\x00\x88\x01\x01\x12\x11\n\x04slot\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x0f\n\x07padding\x18\x0e \x01(\x0c\x12\x0f\n\x07payload\x18\x0f \x01(\x0c\x42\t\n\x07_digestB\x07\n\x05_slot\"O\n\rWeightsHeader\x12\x11\n\tmodule_id\x18\x0e \x01(\t\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion2M\n\x08\x45pisodes\x12\x41\n\x04Push\x12\x18.juggler.v1.EpisodeChunk\x1a\x1b.juggler.v1.Acknowledgement(\x01\x30\x01\x32L\n\x07Weights\x12\x41\n\tSubscribe\x12\x18.juggler.v1.Subscription\x1a\x18.juggler.v1.WeightsChunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&juggler/runtime/wire/v1/episodes.proto\x12\njuggler.v1\x1a%juggler/runtime/wire/v1/tensors.proto\x1a&juggler/runtime/wire/v1/training.proto\"\xa0\x01\n\x0b\x42\x61tchHeader\x12\x11\n\tmodule_id\x18\x0e \x01(\t\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x11\n\tenvrunner\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x12\n\nlive_steps\x18\x04 \x01(\x04\x12+\n\x07version\x18\x05 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersionJ\x04\x08\x06\x10\x07\"4\n\x0f\x41\x63knowledgement\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x04\x12\x0f\n\x07refused\x18\x02 \x01(\t\"5\n\x0cSubscription\x12\x11\n\tmodule_id\x18\x0e \x01(\t\x12\x12\n\nsubscriber\x18\x01 \x01(\t\"O\n\rWeightsHeader\x12\x11\n\tmodule_id\x18\x0e \x01(\t\x12+\n\x07version\x18\x01 \x01(\x0b\x32\x1a.juggler.v1.WeightsVersion2F\n\x08\x45pisodes\x12:\n\x04Push\x12\x11.juggler.v1.Chunk\x1a\x1b.juggler.v1.Acknowledgement(\x01\x30\x01\x32\x45\n\x07Weights\x12:\n\tSubscribe\x12\x18.juggler.v1.Subscription\x1a\x11.juggler.v1.Chunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'juggler.runtime.wire.v1.episodes_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EPISODECHUNK']._serialized_start=134
-  _globals['_EPISODECHUNK']._serialized_end=335
-  _globals['_BATCHHEADER']._serialized_start=338
-  _globals['_BATCHHEADER']._serialized_end=498
-  _globals['_ACKNOWLEDGEMENT']._serialized_start=500
-  _globals['_ACKNOWLEDGEMENT']._serialized_end=552
-  _globals['_SUBSCRIPTION']._serialized_start=554
-  _globals['_SUBSCRIPTION']._serialized_end=607
-  _globals['_WEIGHTSCHUNK']._serialized_start=610
-  _globals['_WEIGHTSCHUNK']._serialized_end=813
-  _globals['_WEIGHTSHEADER']._serialized_start=815
-  _globals['_WEIGHTSHEADER']._serialized_end=894
-  _globals['_EPISODES']._serialized_start=896
-  _globals['_EPISODES']._serialized_end=973
-  _globals['_WEIGHTS']._serialized_start=975
-  _globals['_WEIGHTS']._serialized_end=1051
+  _globals['_BATCHHEADER']._serialized_start=134
+  _globals['_BATCHHEADER']._serialized_end=294
+  _globals['_ACKNOWLEDGEMENT']._serialized_start=296
+  _globals['_ACKNOWLEDGEMENT']._serialized_end=348
+  _globals['_SUBSCRIPTION']._serialized_start=350
+  _globals['_SUBSCRIPTION']._serialized_end=403
+  _globals['_WEIGHTSHEADER']._serialized_start=405
+  _globals['_WEIGHTSHEADER']._serialized_end=484
+  _globals['_EPISODES']._serialized_start=486
+  _globals['_EPISODES']._serialized_end=556
+  _globals['_WEIGHTS']._serialized_start=558
+  _globals['_WEIGHTS']._serialized_end=627
 # @@protoc_insertion_point(module_scope)

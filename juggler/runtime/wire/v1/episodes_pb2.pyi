@@ -7,24 +7,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class EpisodeChunk(_message.Message):
-    __slots__ = ("header", "tree", "offset", "digest", "slot", "padding", "payload")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    TREE_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    SLOT_FIELD_NUMBER: _ClassVar[int]
-    PADDING_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    header: BatchHeader
-    tree: _tensors_pb2.TreeInfo
-    offset: int
-    digest: int
-    slot: int
-    padding: bytes
-    payload: bytes
-    def __init__(self, header: _Optional[_Union[BatchHeader, _Mapping]] = ..., tree: _Optional[_Union[_tensors_pb2.TreeInfo, _Mapping]] = ..., offset: _Optional[int] = ..., digest: _Optional[int] = ..., slot: _Optional[int] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
-
 class BatchHeader(_message.Message):
     __slots__ = ("module_id", "batch_id", "envrunner", "generation", "live_steps", "version")
     MODULE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -56,24 +38,6 @@ class Subscription(_message.Message):
     module_id: str
     subscriber: str
     def __init__(self, module_id: _Optional[str] = ..., subscriber: _Optional[str] = ...) -> None: ...
-
-class WeightsChunk(_message.Message):
-    __slots__ = ("header", "tree", "offset", "digest", "slot", "padding", "payload")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    TREE_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    SLOT_FIELD_NUMBER: _ClassVar[int]
-    PADDING_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    header: WeightsHeader
-    tree: _tensors_pb2.TreeInfo
-    offset: int
-    digest: int
-    slot: int
-    padding: bytes
-    payload: bytes
-    def __init__(self, header: _Optional[_Union[WeightsHeader, _Mapping]] = ..., tree: _Optional[_Union[_tensors_pb2.TreeInfo, _Mapping]] = ..., offset: _Optional[int] = ..., digest: _Optional[int] = ..., slot: _Optional[int] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class WeightsHeader(_message.Message):
     __slots__ = ("module_id", "version")

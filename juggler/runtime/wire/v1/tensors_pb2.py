@@ -24,19 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%juggler/runtime/wire/v1/tensors.proto\x12\njuggler.v1\"Z\n\tArrayInfo\x12\x0c\n\x04path\x18\x01 \x03(\t\x12 \n\x05\x64type\x18\x02 \x01(\x0e\x32\x11.juggler.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"\x14\n\x04Path\x12\x0c\n\x04keys\x18\x01 \x03(\t\"q\n\x08TreeInfo\x12%\n\x06\x61rrays\x18\x01 \x03(\x0b\x32\x15.juggler.v1.ArrayInfo\x12(\n\x0e\x65mpty_branches\x18\x02 \x03(\x0b\x32\x10.juggler.v1.Path\x12\x14\n\x0cpayload_size\x18\x03 \x01(\x04*\x85\x02\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_BOOL\x10\x01\x12\x0e\n\nDTYPE_INT8\x10\x02\x12\x0f\n\x0b\x44TYPE_INT16\x10\x03\x12\x0f\n\x0b\x44TYPE_INT32\x10\x04\x12\x0f\n\x0b\x44TYPE_INT64\x10\x05\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x06\x12\x10\n\x0c\x44TYPE_UINT16\x10\x07\x12\x10\n\x0c\x44TYPE_UINT32\x10\x08\x12\x10\n\x0c\x44TYPE_UINT64\x10\t\x12\x11\n\rDTYPE_FLOAT16\x10\n\x12\x11\n\rDTYPE_FLOAT32\x10\x0b\x12\x11\n\rDTYPE_FLOAT64\x10\x0c\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%juggler/runtime/wire/v1/tensors.proto\x12\njuggler.v1\"Z\n\tArrayInfo\x12\x0c\n\x04path\x18\x01 \x03(\t\x12 \n\x05\x64type\x18\x02 \x01(\x0e\x32\x11.juggler.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"\x14\n\x04Path\x12\x0c\n\x04keys\x18\x01 \x03(\t\"q\n\x08TreeInfo\x12%\n\x06\x61rrays\x18\x01 \x03(\x0b\x32\x15.juggler.v1.ArrayInfo\x12(\n\x0e\x65mpty_branches\x18\x02 \x03(\x0b\x32\x10.juggler.v1.Path\x12\x14\n\x0cpayload_size\x18\x03 \x01(\x04\"\x07\n\x05\x43hunk*\x85\x02\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_BOOL\x10\x01\x12\x0e\n\nDTYPE_INT8\x10\x02\x12\x0f\n\x0b\x44TYPE_INT16\x10\x03\x12\x0f\n\x0b\x44TYPE_INT32\x10\x04\x12\x0f\n\x0b\x44TYPE_INT64\x10\x05\x12\x0f\n\x0b\x44TYPE_UINT8\x10\x06\x12\x10\n\x0c\x44TYPE_UINT16\x10\x07\x12\x10\n\x0c\x44TYPE_UINT32\x10\x08\x12\x10\n\x0c\x44TYPE_UINT64\x10\t\x12\x11\n\rDTYPE_FLOAT16\x10\n\x12\x11\n\rDTYPE_FLOAT32\x10\x0b\x12\x11\n\rDTYPE_FLOAT64\x10\x0c\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'juggler.runtime.wire.v1.tensors_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DTYPE']._serialized_start=283
-  _globals['_DTYPE']._serialized_end=544
+  _globals['_DTYPE']._serialized_start=292
+  _globals['_DTYPE']._serialized_end=553
   _globals['_ARRAYINFO']._serialized_start=53
   _globals['_ARRAYINFO']._serialized_end=143
   _globals['_PATH']._serialized_start=145
   _globals['_PATH']._serialized_end=165
   _globals['_TREEINFO']._serialized_start=167
   _globals['_TREEINFO']._serialized_end=280
+  _globals['_CHUNK']._serialized_start=282
+  _globals['_CHUNK']._serialized_end=289
 # @@protoc_insertion_point(module_scope)

@@ -65,3 +65,7 @@ class TreeInfo(_message.Message):
     empty_branches: _containers.RepeatedCompositeFieldContainer[Path]
     payload_size: int
     def __init__(self, arrays: _Optional[_Iterable[_Union[ArrayInfo, _Mapping]]] = ..., empty_branches: _Optional[_Iterable[_Union[Path, _Mapping]]] = ..., payload_size: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

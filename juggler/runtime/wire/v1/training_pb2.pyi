@@ -1,5 +1,4 @@
 from juggler.runtime.wire.v1 import spaces_pb2 as _spaces_pb2
-from juggler.runtime.wire.v1 import tensors_pb2 as _tensors_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -457,22 +456,6 @@ class Snapshot(_message.Message):
     whole: bool
     seed: int
     def __init__(self, module_id: _Optional[str] = ..., weights: bool = ..., whole: bool = ..., seed: _Optional[int] = ...) -> None: ...
-
-class StateChunk(_message.Message):
-    __slots__ = ("header", "tree", "offset", "digest", "padding", "payload")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    TREE_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    PADDING_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    header: StateHeader
-    tree: _tensors_pb2.TreeInfo
-    offset: int
-    digest: int
-    padding: bytes
-    payload: bytes
-    def __init__(self, header: _Optional[_Union[StateHeader, _Mapping]] = ..., tree: _Optional[_Union[_tensors_pb2.TreeInfo, _Mapping]] = ..., offset: _Optional[int] = ..., digest: _Optional[int] = ..., padding: _Optional[bytes] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class StateHeader(_message.Message):
     __slots__ = ("module_id", "version", "extra")
