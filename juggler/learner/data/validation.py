@@ -264,7 +264,7 @@ def example_sample(
     states: Mapping[str, Tree],
     critic_space: Space | None,
 ) -> Columns:
-    """Make a row of an episode, after a pipeline's context connectors.
+    """Make a row of an unfinished episode, after a pipeline's context connectors.
 
     Args:
         observation_space: the module's observation space.
@@ -273,18 +273,8 @@ def example_sample(
         states: states of one row, as from `Learner.example_states`.
         critic_space: space of the value function's private observations; None: none.
     """
-    if pipeline is None:
-        return _columns(observation_space, action_space, states, critic_space)
-    return pipeline.in_context(_columns(pipeline.stored_space, action_space, states, critic_space))
-
-
-def _columns(
-    observation_space: Space,
-    action_space: Space,
-    states: Mapping[str, Tree],
-    critic_space: Space | None,
-) -> dict[str, Any]:
-    """Make one row of an unfinished episode, as `collate` does."""
+    if pipeline is not None:
+        observation_space = pipeline.stored_space
     shape = (1, _STEPS)
     columns: dict[str, Any] = {
         c.OBSERVATIONS: zeros(observation_space, shape),  # [1, T, ...]
@@ -302,4 +292,5 @@ def _columns(
     if critic_space is not None:
         columns[c.CRITIC_OBSERVATIONS] = zeros(critic_space, shape)  # [1, T, ...]
         columns[c.LAST_CRITIC_OBSERVATIONS] = zeros(critic_space, (1,))  # [1, ...]
-    return collate([batch_of_columns(columns)])
+    sample = collate([batch_of_columns(columns)])
+    return sample if pipeline is None else pipeline.in_context(sample)
