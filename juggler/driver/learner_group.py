@@ -47,7 +47,7 @@ from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.frames import lay_out
 from juggler.runtime.wire.layouts import Limits, layout_of
 from juggler.runtime.wire.structures import tree_map
-from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
 
 T = TypeVar("T")
@@ -79,6 +79,11 @@ class ModuleState(NamedTuple):
 
     tree: Mapping[str, Tree]
     extra: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        """Return the size instead of the arrays."""
+        sizes = [array.nbytes for _, array in flatten(dict(self.tree))]
+        return f"ModuleState({len(sizes)} arrays, {sum(sizes):,} bytes, extra={self.extra!r})"
 
 
 class ShardPlacement(NamedTuple):

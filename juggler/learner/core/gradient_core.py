@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 import ml_dtypes
 import numpy as np
@@ -112,10 +113,18 @@ class GradientCore(LearnerCore[TrainState], ABC):
 
         Raises:
             ValueError: a hyper-parameter is out of range, or the module is not trainable.
-            TypeError: `make_module` is not a function.
+            TypeError: `make_module` is not a function, or `config` is another algorithm's.
         """
         if not hasattr(self, "name"):
             raise ValueError(f"{type(self).__name__} needs a name, which its checkpoints carry")
+        # Types that only a type checker imports cannot be checked.
+        with suppress(NameError):
+            needed = get_type_hints(type(self)).get("config", LearnerConfig)
+            if not isinstance(config, needed):
+                raise TypeError(
+                    f"{type(self).__name__}: config is of type {type(config).__name__}; give it "
+                    f"one of type {needed.__name__}, with the keys that its loss reads"
+                )
         config.validate()
         for table, around in (("intrinsic", "Rnd"), ("imitation", "Discriminator")):
             if getattr(config, table):
