@@ -47,8 +47,8 @@ class ColumnStorage:
 
     def write(self, slots: NDArray[np.intp], rows: Mapping[str, Any]) -> None:
         """Copy checked rows [n, ...] into different slots [n]."""
-        places, runs = self._places(slots), _runs_of(slots)
-        tree_map(lambda column, x: column.write(places, runs, x), self.tree, dict(rows))
+        places = self._places(slots)
+        tree_map(lambda column, x: column.write(places, x), self.tree, dict(rows))
 
     def take(self, slots: NDArray[np.intp], names: Collection[str] = ()) -> dict[str, Any]:
         """Copy the rows in slots [B], by name; (): all names."""
@@ -89,7 +89,7 @@ class _Column:
                 f"{self.dtype} of {tuple(self.shape)}"
             )
 
-    def write(self, slots: Any, runs: list[slice], rows: Tensor) -> None:
+    def write(self, slots: Any, rows: Tensor) -> None:
         self._data.index_copy_(0, slots, rows)
 
     def take(self, slots: Any) -> Tensor:
@@ -112,15 +112,8 @@ class _Column:
 class _HostColumn(_Column):
     """An array, which NumPy copies twice as fast as torch."""
 
-    def write(self, slots: NDArray[np.intp], runs: list[slice], rows: Tensor) -> None:
-        new = (rows if self.device is None else rows.cpu()).numpy()  # [n, ...]
-        start = 0
-        for run in runs:
-            stop = start + run.stop - run.start
-            self._data[run] = new[start:stop]
-            start = stop
-        if not runs:
-            self._data[slots] = new
+    def write(self, slots: NDArray[np.intp], rows: Tensor) -> None:
+        self._data[slots] = (rows if self.device is None else rows.cpu()).numpy()  # [n, ...]
 
     def take(self, slots: NDArray[np.intp]) -> Tensor:
         rows = torch.from_numpy(self._data.take(slots, 0))  # [B, ...]
@@ -152,16 +145,6 @@ def _on_disk(directory: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ND
             return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
     except OSError as error:
         raise no_room_on_disk(directory, size, error.strerror or str(error)) from error
-
-
-def _runs_of(slots: NDArray[np.intp]) -> list[slice]:
-    """Convert slots [n] to at most two slices, or else []."""
-    breaks = (slots[1:] - slots[:-1] != 1).nonzero()[0]
-    if len(breaks) > 1 or not len(slots):
-        return []
-    ends = [*breaks.tolist(), len(slots) - 1]
-    starts = [0, *(breaks + 1).tolist()]
-    return [slice(int(slots[a]), int(slots[b]) + 1) for a, b in zip(starts, ends, strict=True)]
 
 
 def any_leaf(rows: Mapping[str, Any]) -> Tensor:
