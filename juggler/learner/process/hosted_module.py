@@ -54,12 +54,6 @@ from juggler.runtime.wire.structures import has_bounds, space_leaves
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
-#: Advice for a run that cannot continue from its checkpoint.
-REMEDY: Final = (
-    "Restore the files and the settings that it was made with, or begin a new run with the "
-    "parameters that still fit: --from and --from-parameters"
-)
-
 #: Metric: share of clipped actions.
 CLIPPED: Final = "clipped_actions"
 _NEARLY_ALL = 0.9
@@ -191,8 +185,10 @@ class HostedModule:
         if frame is None or not isinstance(frame.tree, dict):
             raise ValueError("the state to continue from is not complete")
         if not part.weights:
-            extras = json.loads(frame.header.extra)
-            return restore_learner(self.learner, frame.tree, extras, self.module_id)
+            try:
+                return self.learner.restore(frame.tree, json.loads(frame.header.extra))
+            except StateMismatch as error:
+                raise StateMismatch(f"module {self.module_id!r}: {error}") from error
         # Weights from elsewhere: the rest of the state is new.
         weights = frame.tree[DEFAULT_MODULE]
         if part.source:
@@ -435,22 +431,6 @@ class HostedModule:
 
     def _send_weights(self, version: Version, weights: dict[str, Tree]) -> None:
         self.publisher.publish(version, {self.module_id: weights}, self.module_id)
-
-
-def restore_learner(
-    learner: Learner, tree: Tree, extras: Mapping[str, Any], module_id: str
-) -> None:
-    """Restore a learner from a state that its run has saved.
-
-    Raises:
-        StateMismatch: the state is from another network, optimizer, algorithm or pipeline.
-    """
-    try:
-        learner.restore(tree, extras)
-    except StateMismatch as error:
-        raise StateMismatch(
-            f"module {module_id!r}: the run cannot continue from its checkpoint: {error}. {REMEDY}"
-        ) from error
 
 
 def begin_with(
