@@ -456,7 +456,7 @@ class LearnerGroup:
     def _each(
         self, module_ids: Iterable[str] | None, *asks: Callable[[Module], Future[Any]]
     ) -> dict[str, Any]:
-        """Ask each of these modules; None: all. Returns the last answers by module id."""
+        """Ask modules (None: all); return the last answers by module id."""
         with self._changed:
             wanted = [*self._modules] if module_ids is None else module_ids
             parts: list[tuple[str, Future[Any]]] = []

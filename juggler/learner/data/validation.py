@@ -100,6 +100,7 @@ class BatchValidator:
                         f"{array.dtype} do not fit {_described(like)}"
                     )
                 self._check_choices(column, path, array, like)
+        # EnvRunners may act in several dtypes of one kind.
         actions = dict(flatten(batch.actions))
         if all(array.dtype == self._acted[path] for path, array in actions.items()):
             return batch

@@ -303,6 +303,7 @@ class NcclGroup:
             return
         group, self._group = self._group, None
 
+        # The device may hang, so another thread stops it.
         def abort() -> None:
             group.abort()
             torch.get_device_module(self._device).synchronize(self._device)

@@ -108,6 +108,7 @@ def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> P
         inputs, values = inputs.flatten(0, 1), values.flatten()  # [S (L + 1), D], [S (L + 1)]
         at = found.places  # [N, T]
         return PolicyAndValues(inputs[at], values[at], values.detach()[at + 1], found.live)
+    # Without a state, one pass sees each observation of the sample once.
     n, t = columns[c.LIVE].shape
     outputs = forward(all_seen(columns))  # [N T + N + K, ...]
     inputs, all_values = inputs_and_values(forward, outputs)
