@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, NamedTuple, Self, Unpack, cast, overload
 
 import numpy as np
 from google.protobuf import any_pb2
@@ -47,10 +47,9 @@ from juggler.runtime.streams.episodes import EpisodeSender
 from juggler.runtime.wire.frames import lay_out
 from juggler.runtime.wire.layouts import layout_of
 from juggler.runtime.wire.structures import tree_map
-from juggler.runtime.wire.trees import Tree
+from juggler.runtime.wire.trees import Tree, flatten
 from juggler.runtime.wire.v1 import attach_pb2, episodes_pb2, training_pb2
 
-T = TypeVar("T")
 Episodes = Mapping[str, Sequence[EpisodeBatch]]  # by module id
 Columns = Mapping[str, Mapping[str, Any]]  # by name, by module id
 
@@ -79,6 +78,11 @@ class ModuleState(NamedTuple):
 
     tree: Mapping[str, Tree]
     extra: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        """Return the size instead of the arrays."""
+        sizes = [array.nbytes for _, array in flatten(dict(self.tree))]
+        return f"ModuleState({len(sizes)} arrays, {sum(sizes):,} bytes, extra={self.extra!r})"
 
 
 class ShardPlacement(NamedTuple):
@@ -421,7 +425,7 @@ class LearnerGroup:
         Keys are module ids, then array names.
         """
         states = self._each(module_ids, partial(self._snapshot, weights=True))
-        return {key: dict(cast(Any, state.tree[DEFAULT_MODULE])) for key, state in states.items()}
+        return {key: dict(state.tree[DEFAULT_MODULE]) for key, state in states.items()}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Tree]]) -> None:
         """Replace weights, after all updates so far.
@@ -441,35 +445,26 @@ class LearnerGroup:
         self._continue_from(states)
 
     def _continue_from(self, states: Mapping[str, ModuleState], *, weights: bool = False) -> None:
-        kept: list[Future[ModuleState]] = []
-
-        def ask(module: Module) -> Future[bool]:
-            restored = self._restore(module, states[module.module_id], weights)
-            # For the next process, which may be needed before other modules have restored. Not the
-            # caller's arrays, which may change.
-            kept.append(self._snapshot(module))
-            return restored
-
-        try:
-            self._each(states, ask)
-        finally:
-            wait(kept)  # even if a module could not restore: the others' states hold
-        for state in kept:
-            state.result()
+        # A snapshot is for the next process, which may be needed before other modules have
+        # restored. It holds not the caller's arrays, which may change.
+        self._each(
+            states,
+            lambda each: self._restore(each, states[each.module_id], weights),
+            self._snapshot,
+        )
 
     def _each(
-        self, module_ids: Iterable[str] | None, ask: Callable[[Module], Future[T]]
-    ) -> dict[str, T]:
-        """Ask each of these modules; None: all. Returns results by module id."""
+        self, module_ids: Iterable[str] | None, *asks: Callable[[Module], Future[Any]]
+    ) -> dict[str, Any]:
+        """Ask modules (None: all); return the last answers by module id."""
         with self._changed:
             wanted = [*self._modules] if module_ids is None else module_ids
-            modules = [self._module(key) for key in wanted]
-            parts: dict[str, Future[T]] = {}
-            for module in modules:
+            parts: list[tuple[str, Future[Any]]] = []
+            for module in [self._module(key) for key in wanted]:
                 self._wait(module.settled)
-                parts[module.module_id] = ask(module)
-        wait(parts.values())
-        return {key: part.result() for key, part in parts.items()}
+                parts += [(module.module_id, ask(module)) for ask in asks]
+        wait([part for _, part in parts])  # even if one fails: the others' states hold
+        return {key: part.result() for key, part in parts}
 
     def _snapshot(self, module: Module, *, weights: bool = False) -> Future[ModuleState]:
         """Fetch a module's state, and keep it; or fetch only weights."""

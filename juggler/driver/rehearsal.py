@@ -65,10 +65,10 @@ from juggler.envrunner.multi_agent.turns import AgentGroup, MultiAgentEnvs, Turn
 from juggler.envrunner.stage import SingleAgentStage, Stage, UserCode
 from juggler.learner.core.mean_metrics import fetch_metrics
 from juggler.learner.core.population import Population
-from juggler.learner.core.state_trees import StateMismatch
+from juggler.learner.core.state_trees import REMEDY, StateMismatch
 from juggler.learner.data.replay.column_storage import memory_of
 from juggler.learner.learner import Learner
-from juggler.learner.process.hosted_module import REMEDY, begin_with, learner_for
+from juggler.learner.process.hosted_module import begin_with, learner_for
 from juggler.learner.process.learner_program import device_for, devices_here
 from juggler.learner.shared_parts import SharedParts
 from juggler.policies.policy import spaces_of

@@ -144,6 +144,9 @@ class LearnerConfig(OptimizerConfig):
     the field.
     """
 
+    loss_metrics: ClassVar[tuple[str, ...]] = ()
+    """Names of the loss's metrics."""
+
     algorithm: str = "impala"
     """Algorithm: {algorithms}, or your own as package.module:Class."""
 
@@ -252,9 +255,9 @@ class LearnerConfig(OptimizerConfig):
         return [rest, *parse_optimizers(self, self.optimizers)]
 
     def metric_names(self) -> list[str]:
-        """Return names of a learner's metrics. Subclasses add their loss's."""
+        """Return names of a learner's metrics."""
         rates = dict.fromkeys(spec.lr_key for spec in self.optimizer_specs())
-        names = ["grad_norm", "skipped", *rates]
+        names = ["grad_norm", "skipped", *rates, *self.loss_metrics]
         if self.compile:
             names.append("compiled_calls")
         if self.intrinsic:

@@ -534,14 +534,8 @@ class Learner:
 
 
 def _of_module(tree: Any) -> Any:
-    """Return the part of a saved tree for the learner's module.
-
-    Earlier versions kept the state of wrapping cores next to the module's own branch.
-    """
-    if not isinstance(tree, Mapping) or not isinstance(tree.get(DEFAULT_MODULE), Mapping):
-        return tree  # such as the state of a user's own core
-    others = {key: _of_module(each) for key, each in tree.items() if key != DEFAULT_MODULE}
-    return {**tree[DEFAULT_MODULE], **others} if others else tree[DEFAULT_MODULE]
+    """Return the module's part of a saved tree with modules."""
+    return tree.get(DEFAULT_MODULE, tree) if isinstance(tree, Mapping) else tree
 
 
 class Handle(Future[Metrics]):
@@ -550,17 +544,14 @@ class Handle(Future[Metrics]):
     was_read = False
 
     def result(self, timeout: float | None = None) -> Metrics:
-        self._read(timeout)
+        self.exception(timeout)
         return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._read(timeout)
-        return super().exception()
-
-    def _read(self, timeout: float | None) -> None:
         if wait([self], timeout).not_done:
             raise TimeoutError(f"the update is unfinished after {timeout} s")
         self.was_read = True
+        return super().exception()
 
 
 class UpdatesInFlight:
@@ -571,8 +562,8 @@ class UpdatesInFlight:
         if limit < 1:
             raise ValueError(f"updates_in_flight = {limit}: must be at least 1")
         self._places = threading.BoundedSemaphore(limit)
-        self._executor = ThreadPoolExecutor(1, "updates", initializer=self._started)
         self._thread: int | None = None
+        self._executor = ThreadPoolExecutor(1, "updates", initializer=self._started)
         self._failed: list[Handle] = []
         self._begun = False
         self._closed = False

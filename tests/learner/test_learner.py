@@ -175,18 +175,18 @@ def test_a_checkpoint_from_another_module_is_refused_and_changes_nothing(
     assert learner.state is before
 
 
-def without_selection(replay: dict[str, Any]) -> dict[str, Any]:
+def without_weights(replay: dict[str, Any]) -> dict[str, Any]:
     """A replay's state cut in the middle: rows without their priorities."""
-    kept = {name: x for name, x in replay["modules"]["default"].items() if name != "selection"}
+    kept = {name: x for name, x in replay["modules"]["default"].items() if name != "weights"}
     return {**replay, "modules": {"default": kept}}
 
 
 @pytest.mark.parametrize(
     ("capacity", "damage", "said"),
     [
-        (1000, lambda replay: {**replay, "format": np.array(5)}, "is of format 5"),
+        (1000, lambda replay: {**replay, "format": np.array(4)}, "is of format 4"),
         (8, lambda replay: replay, "cannot continue in one of 8"),
-        (1000, without_selection, "holds no replay table: KeyError"),
+        (1000, without_weights, "holds no replay table: KeyError"),
     ],
 )
 def test_samples_that_cannot_be_kept_are_refused_and_leave_all_as_it_was(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields, replace
+from dataclasses import MISSING, fields, replace
 from functools import partial
 from importlib import import_module
 from inspect import formatannotation
@@ -93,7 +93,8 @@ def _check_keys(where: str, config: type[LearnerConfig]) -> None:
                 "of these; a name as a str can stand for anything else"
             )
         # A run need not give this key a value.
-        if (default := _default(key)) is MISSING:
+        default = key.default if key.default_factory is MISSING else key.default_factory()
+        if default is MISSING:
             raise ValueError(f"{where}: the key {key.name!r} of its config has no default")
         try:
             msgspec.convert(default, hints[key.name])
@@ -124,10 +125,6 @@ def _can_be_written(hint: Any) -> bool:
     return origin in _CONTAINERS and all(
         _can_be_written(each) for each in arguments if each is not Ellipsis
     )
-
-
-def _default(key: Field[Any]) -> Any:
-    return key.default if key.default_factory is MISSING else key.default_factory()
 
 
 def _check_core(where: str, core: Any) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 import ml_dtypes
 import numpy as np
@@ -42,6 +43,7 @@ from juggler.learner.core.state_trees import (
     tensors_like,
     to_device,
 )
+from juggler.learner.data.collate import some_rows
 from juggler.learner.data.sources import NEW_STEPS
 from juggler.learner.optim.flat_module import FlatModule as FlatModule
 from juggler.learner.optim.flat_module import MakeModule as MakeModule
@@ -111,10 +113,18 @@ class GradientCore(LearnerCore[TrainState], ABC):
 
         Raises:
             ValueError: a hyper-parameter is out of range, or the module is not trainable.
-            TypeError: `make_module` is not a function.
+            TypeError: `make_module` is not a function, or `config` is another algorithm's.
         """
         if not hasattr(self, "name"):
             raise ValueError(f"{type(self).__name__} needs a name, which its checkpoints carry")
+        # Types that only a type checker imports cannot be checked.
+        with suppress(NameError):
+            needed = get_type_hints(type(self)).get("config", LearnerConfig)
+            if not isinstance(config, needed):
+                raise TypeError(
+                    f"{type(self).__name__}: config is of type {type(config).__name__}; give it "
+                    f"one of type {needed.__name__}, with the keys that its loss reads"
+                )
         config.validate()
         for table, around in (("intrinsic", "Rnd"), ("imitation", "Discriminator")):
             if getattr(config, table):
@@ -521,15 +531,8 @@ def _has_others_code(core: GradientCore) -> bool:
     return not owners <= {"juggler", "torch"}
 
 
-#: Columns without one entry per row, by the column of their row indices.
-_INDEXED = {
-    c.FINAL_ROWS: c.FINALS,
-    c.SEGMENT_ROWS: c.SEGMENTS,
-}
-
-
 def micro_batches(columns: Columns, count: int) -> list[Columns]:
-    """Split columns into views with about the same number of rows.
+    """Split columns into parts with about the same number of rows.
 
     Parts without a segment are omitted: there is nothing to learn from. The host waits for the
     device, because it reads which truncations and segments belong to a part.
@@ -540,31 +543,9 @@ def micro_batches(columns: Columns, count: int) -> list[Columns]:
     """
     if count == 1:
         return [columns]
-    indexed = {name: rows for rows, names in _INDEXED.items() if rows in columns for name in names}
-    by_row = {name: column for name, column in columns.items() if name not in indexed}
     n = len(columns[c.LIVE])
     count = min(count, n)
-    parts: list[Columns] = []
-    for place in range(count):
-        start, stop = place * n // count, (place + 1) * n // count
-        part = {
-            name: tree_map(lambda x, a=start, b=stop: _some_rows(x, a, b), column)
-            for name, column in by_row.items()
-        }
-        # Truncations and segments go with their rows, which are numbered from 0 again.
-        for rows in _INDEXED.keys() & columns.keys():
-            within = (columns[rows] >= start) & (columns[rows] < stop)  # [K] or [S]
-            index = within.nonzero().squeeze(1)  # [k] or [s]
-            for name in columns.keys() & set(_INDEXED[rows]):
-                part[name] = tree_map(lambda x, i=index: x[i], columns[name])
-            part[rows] = part[rows] - start
-        if c.SEGMENT_ROWS not in part or len(part[c.SEGMENT_ROWS]):
-            parts.append(part)
-    return parts or [columns]
-
-
-def _some_rows(x: Tensor, start: int, stop: int) -> Tensor:
-    """Slice rows of x [N, ...]; the first part gets counts []."""
-    if x.ndim:
-        return x[start:stop]
-    return torch.zeros_like(x) if start else x
+    parts = [
+        some_rows(columns, place * n // count, (place + 1) * n // count) for place in range(count)
+    ]
+    return [x for x in parts if len(x.get(c.SEGMENT_ROWS, x[c.LIVE]))] or [columns]

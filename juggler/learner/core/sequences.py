@@ -71,10 +71,6 @@ class Sequences(NamedTuple):
         rows = torch.arange(n, device=rows.device)  # [S = N]
         return cls(rows, torch.zeros_like(rows), torch.full_like(rows, t), torch.zeros_like(rows))
 
-    def without_first(self, steps: Tensor) -> Sequences:
-        """Drop the first `steps` [S] of each sequence."""
-        return Sequences(self.rows, self.starts + steps, self.lengths - steps, self.offsets + steps)
-
     def longest(self) -> int:
         """Return the longest sequence's length. The host waits for the device."""
         return int(self.lengths.max())
@@ -217,7 +213,8 @@ def unrolled(forward: Forward, columns: Columns, burn_in: int = 0) -> Unrolled:
             outputs = forward(_batch(observations, sequences.observed(columns, burn_in), states))
         # Segments that begin an episode keep the initial state.
         states = restarted(outputs[c.STATES], states, begins)  # [S, ...]
-        sequences = sequences.without_first(continued * burn_in)
+        skipped, (rows, starts, lengths, offsets) = continued * burn_in, sequences  # [S] each
+        sequences = Sequences(rows, starts + skipped, lengths - skipped, offsets + skipped)
     index = sequences.observed(columns, max(sequences.longest(), 1) + 1)  # [S, L + 1]
     outputs = forward(_batch(observations, index, states))
     places = sequences.places(columns, index.shape[1])  # [N, T]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from juggler.runtime.wire.trees import Tree
+
+#: Advice for a run that cannot continue from its checkpoint.
+REMEDY: Final = (
+    "Restore the files and the settings that it was made with, or begin a new run with the "
+    "parameters that still fit: --from and --from-parameters"
+)
 
 
 class StateMismatch(ValueError):
@@ -106,7 +112,6 @@ def _mismatch(path: tuple[str, ...], what: str) -> StateMismatch:
     name = "/".join(path) or "state"
     return StateMismatch(
         f"the checkpoint does not fit this module, algorithm and configuration: {name!r} {what}. "
-        "Restore the file and the settings that it was made with, or begin a new run with the "
-        "parameters that still fit: --from and --from-parameters",
+        + REMEDY,
         f"{name!r} {what}",
     )

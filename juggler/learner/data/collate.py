@@ -164,7 +164,7 @@ def _kinds(tree: Tree, dimensions: int) -> dict[Path, str]:
     }
 
 
-#: Columns of a batch with an entry for each row index. A sample has no episodes and versions.
+#: Columns with an entry for each row index. A sample has no episodes and versions.
 _INDEXED = {
     c.FINAL_ROWS: c.FINALS[1:],
     c.SEGMENT_ROWS: (
@@ -174,6 +174,29 @@ _INDEXED = {
         "segment_updates",
     ),
 }
+
+
+def some_rows(columns: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
+    """Select consecutive rows, with their truncations and segments, numbered from 0.
+
+    Args:
+        columns: arrays or tensors [N, ...], or [K] or [S] with row indices; counts [] belong to the
+            first row.
+        start: first row.
+        end: the row after the last one.
+    """
+    found: dict[str, Any] = {}
+    for own, names in _INDEXED.items():
+        if own in columns:
+            within = (columns[own] >= start) & (columns[own] < end)  # [K] or [S]
+            found[own] = columns[own][within] - start
+            for name in columns.keys() & set(names):
+                found[name] = tree_map(lambda x, mask=within: x[mask], columns[name])
+    for name in columns.keys() - found.keys():
+        found[name] = tree_map(
+            lambda x: x[start:end] if x.ndim else x * (start == 0), columns[name]
+        )
+    return found
 
 
 def shard(
@@ -232,21 +255,7 @@ def _between(batches: Sequence[EpisodeBatch], start: int, end: int) -> list[Epis
     for batch in batches:
         first, last = max(start - before, 0), min(end - before, batch.rows)
         if first < last:
-            found.append(batch if last - first == batch.rows else _rows(batch, first, last))
+            part = some_rows(batch.to_tree(), first, last)
+            found.append(batch if last - first == batch.rows else replace(batch, **part))
         before += batch.rows
     return found
-
-
-def _rows(batch: EpisodeBatch, start: int, end: int) -> EpisodeBatch:
-    """Select rows of a batch, as a batch."""
-    columns: dict[str, Any] = {}
-    for rows_name, names in _INDEXED.items():
-        rows = getattr(batch, rows_name)  # [K] or [S]
-        within = (rows >= start) & (rows < end)  # [K] or [S]
-        columns[rows_name] = rows[within] - rows.dtype.type(start)
-        for name in names:
-            columns[name] = tree_map(lambda x, mask=within: x[mask], getattr(batch, name))
-    by_row = batch.to_tree().keys() - columns.keys()
-    for name in by_row:
-        columns[name] = tree_map(lambda x: x[start:end], getattr(batch, name))
-    return replace(batch, **columns)

@@ -60,14 +60,17 @@ class BatchValidator:
         critic_space: Space | None = None,
     ) -> None:
         self.module = module
-        observed = dict(space_leaves(observation_space))
+        observed, acted = dict(space_leaves(observation_space)), dict(space_leaves(action_space))
         seen = {} if critic_space is None else dict(space_leaves(critic_space))
-        self._observed = dict.fromkeys(c.OBSERVED, observed) | dict.fromkeys(
-            c.OBSERVED_BY_CRITIC, seen
-        )
-        self._actions = dict(space_leaves(action_space))
-        self._acted = {path: acted_dtype(space) for path, space in self._actions.items()}
-        self._states = dict(flatten(states))
+        self._acted = {path: acted_dtype(space) for path, space in acted.items()}
+        of_observations = ("N, T", "N", "K")
+        #: By column: leading dimensions, and the spaces or example arrays of the leaves.
+        self._expected: dict[str, tuple[str, dict[Path, Any]]] = {
+            **{x: (of, observed) for x, of in zip(c.OBSERVED, of_observations, strict=True)},
+            **{x: (of, seen) for x, of in zip(c.OBSERVED_BY_CRITIC, of_observations, strict=True)},
+            c.ACTIONS: ("N, T", acted),
+            c.STATES: ("N", dict(flatten(states))),
+        }
 
     def checked(self, batch: EpisodeBatch) -> EpisodeBatch:
         """Check a batch; return it with actions in canonical dtypes.
@@ -77,27 +80,28 @@ class BatchValidator:
         Raises:
             WireError: the batch does not fit; names the array.
         """
-        leading_dimensions = 2 * ("N, T", "N", "K")
-        for (column, expected), leading in zip(
-            self._observed.items(), leading_dimensions, strict=True
-        ):
-            arrays = self._arrays(column, getattr(batch, column), expected)
-            for path, array in arrays.items():
-                space = expected[path]
-                self._check(column, path, array, space, leading, array.dtype == space.dtype)
-        actions = self._arrays("actions", batch.actions, self._actions)
-        for path, array in actions.items():
-            space = self._actions[path]
-            # A policy acts in float32 if the space is float64, so only the kind must fit.
-            self._check("actions", path, array, space, "N, T", _kind(array) == _kind(space))
-        states = self._arrays("states", batch.states, self._states)
-        for path, array in states.items():
-            like = self._states[path]
-            if array.dtype != like.dtype or array.shape[1:] != like.shape:
+        for column, (leading, expected) in self._expected.items():
+            arrays = dict(flatten(getattr(batch, column)))
+            if odd := arrays.keys() ^ expected.keys():
+                odd_one = min(odd)
+                which = "have" if odd_one in arrays else "lack"
+                names = ", ".join(path_name(path) for path in expected) or "none"
                 raise WireError(
-                    f"{self._name('states', path)} of shape [N, *{array.shape[1:]}] and dtype "
-                    f"{array.dtype} do not fit the module's, [N, *{like.shape}] of {like.dtype}"
+                    f"{self._name(column, ())} {which} an array at {path_name(odd_one)}; "
+                    f"expected: {names}"
                 )
+            # A policy acts in float32 if the space is float64, so only the kind must fit.
+            of = _kind if column == c.ACTIONS else _dtype
+            for path, array in arrays.items():
+                like, shape = expected[path], array.shape[leading.count(",") + 1 :]
+                if shape != like.shape or of(array) != of(like):
+                    raise WireError(
+                        f"{self._name(column, path)} of shape [{leading}, *{shape}] and dtype "
+                        f"{array.dtype} do not fit {_described(like)}"
+                    )
+                self._check_choices(column, path, array, like)
+        # EnvRunners may act in several dtypes of one kind.
+        actions = dict(flatten(batch.actions))
         if all(array.dtype == self._acted[path] for path, array in actions.items()):
             return batch
         kept = [
@@ -105,37 +109,9 @@ class BatchValidator:
         ]
         return replace(batch, actions=unflatten(kept))
 
-    def _arrays(
-        self, column: str, tree: Tree, expected: dict[Path, Any]
-    ) -> dict[Path, NDArray[Any]]:
-        arrays = dict(flatten(tree))
-        if odd := arrays.keys() ^ expected.keys():
-            odd_one = min(odd)
-            which = "have" if odd_one in arrays else "lack"
-            names = ", ".join(path_name(path) for path in expected) or "none"
-            raise WireError(
-                f"{self._name(column, ())} {which} an array at {path_name(odd_one)}; "
-                f"expected: {names}"
-            )
-        return arrays
-
-    def _check(
-        self,
-        column: str,
-        path: Path,
-        array: NDArray[Any],
-        space: Space,
-        leading: str,
-        right_dtype: bool,
-    ) -> None:
-        shape = array.shape[leading.count(",") + 1 :]
-        if not right_dtype or shape != space.shape:
-            raise WireError(
-                f"{self._name(column, path)} of shape [{leading}, *{shape}] and dtype "
-                f"{array.dtype} do not fit the space {space}"
-            )
+    def _check_choices(self, column: str, path: Path, array: NDArray[Any], like: Any) -> None:
         # These are indices, and a number out of range would break the update.
-        for choice in choices_of([((), space)]):
+        for choice in choices_of([((), like)]):
             if choice.outside(array) is not None:
                 raise WireError(
                     f"{self._name(column, path)} hold a number outside "
@@ -144,6 +120,16 @@ class BatchValidator:
 
     def _name(self, column: str, path: Path) -> str:
         return f"{self.module}: {'/'.join((column, *path))}"
+
+
+def _dtype(of: NDArray[Any] | Space) -> np.dtype[Any]:
+    return np.dtype(of.dtype)
+
+
+def _described(like: NDArray[Any] | Space) -> str:
+    if isinstance(like, gymnasium.Space):
+        return f"the space {like}"
+    return f"the module's, [N, *{like.shape}] of {like.dtype}"
 
 
 def _kind(of: NDArray[Any] | Space) -> str:
@@ -264,7 +250,7 @@ def example_sample(
     states: Mapping[str, Tree],
     critic_space: Space | None,
 ) -> Columns:
-    """Make a row of an episode, after a pipeline's context connectors.
+    """Make a row of an unfinished episode, after a pipeline's context connectors.
 
     Args:
         observation_space: the module's observation space.
@@ -273,18 +259,8 @@ def example_sample(
         states: states of one row, as from `Learner.example_states`.
         critic_space: space of the value function's private observations; None: none.
     """
-    if pipeline is None:
-        return _columns(observation_space, action_space, states, critic_space)
-    return pipeline.in_context(_columns(pipeline.stored_space, action_space, states, critic_space))
-
-
-def _columns(
-    observation_space: Space,
-    action_space: Space,
-    states: Mapping[str, Tree],
-    critic_space: Space | None,
-) -> dict[str, Any]:
-    """Make one row of an unfinished episode, as `collate` does."""
+    if pipeline is not None:
+        observation_space = pipeline.stored_space
     shape = (1, _STEPS)
     columns: dict[str, Any] = {
         c.OBSERVATIONS: zeros(observation_space, shape),  # [1, T, ...]
@@ -302,4 +278,5 @@ def _columns(
     if critic_space is not None:
         columns[c.CRITIC_OBSERVATIONS] = zeros(critic_space, shape)  # [1, T, ...]
         columns[c.LAST_CRITIC_OBSERVATIONS] = zeros(critic_space, (1,))  # [1, ...]
-    return collate([batch_of_columns(columns)])
+    sample = collate([batch_of_columns(columns)])
+    return sample if pipeline is None else pipeline.in_context(sample)

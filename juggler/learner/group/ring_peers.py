@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, Full, Queue, SimpleQueue
 
 import grpc
 import torch
@@ -44,24 +44,20 @@ class RingInbox:
 
     def __init__(self) -> None:
         self.taken = False  # whether a stream feeds it
-        self._changed = threading.Condition()
-        self._messages: deque[bytes] = deque()
-        self._ended = False
+        self._messages: Queue[bytes] = Queue(_MAX_WAITING)
+        self._ended = threading.Event()
 
     def put(self, message: bytes) -> bool:
         """Add a message once there is room; return False after the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or len(self._messages) < _MAX_WAITING)
-            if not self._ended:
-                self._messages.append(message)
-                self._changed.notify_all()
-            return not self._ended
+        while not self._ended.is_set():
+            with suppress(Full):
+                self._messages.put(message, timeout=_POLL_SECONDS)
+                return True
+        return False
 
     def end(self) -> None:
         """Accept no more messages."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+        self._ended.set()
 
     def get(self, why_give_up: Callable[[], str]) -> bytes:
         """Wait for the next message.
@@ -73,18 +69,17 @@ class RingInbox:
             PeerLost: no message arrived in time.
         """
         deadline = time.monotonic() + COLLECTIVE_SECONDS
-        with self._changed:
-            while not self._messages:
-                why = why_give_up()
-                if not why and self._ended:
-                    why = "the learner before this one has left"
-                if not why and time.monotonic() > deadline:
-                    why = f"nothing arrived within {COLLECTIVE_SECONDS:.0f} s"
-                if why:
-                    raise PeerLost(why)
-                self._changed.wait(_POLL_SECONDS)
-            self._changed.notify_all()
-            return self._messages.popleft()
+        while True:
+            has_ended = self._ended.is_set()  # no message follows
+            with suppress(Empty):
+                return self._messages.get(timeout=0 if has_ended else _POLL_SECONDS)
+            why = why_give_up()
+            if not why and has_ended:
+                why = "the learner before this one has left"
+            if not why and time.monotonic() > deadline:
+                why = f"nothing arrived within {COLLECTIVE_SECONDS:.0f} s"
+            if why:
+                raise PeerLost(why)
 
 
 class RingServer:

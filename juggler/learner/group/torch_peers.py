@@ -19,6 +19,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from datetime import timedelta
 from threading import Thread
 from typing import Any
@@ -223,13 +224,13 @@ def by_nccl(gpu_numbers: Sequence[Sequence[int]]) -> bool:
     return (0, 0) not in distinct and len(distinct) == len(gpu_numbers)
 
 
+@dataclass(eq=False)
 class NcclGroup:
     """This learner's membership in one generation of its group."""
 
-    def __init__(self, group: Any, device: torch.device, superseded: Callable[[], bool]) -> None:
-        self._group = group
-        self._device = device
-        self._superseded = superseded
+    _group: Any
+    _device: torch.device
+    _superseded: Callable[[], bool]
 
     @classmethod
     def connected(
@@ -264,7 +265,8 @@ class NcclGroup:
             PeerLost: a member does not connect.
             NcclStuck: in addition, this process can no longer use its device.
         """
-        connected = _in_thread(self._summed, torch.zeros(1, device=self._device))  # [1]
+        x = torch.zeros(1, device=self._device)  # [1]
+        connected = _in_thread(lambda: self._started_sum(x).synchronize())
         why = self._awaited(connected.done, _NCCL_CONNECT_SECONDS)
         if not why and (error := connected.exception()) is not None:
             why = torch_message(error)
@@ -300,7 +302,13 @@ class NcclGroup:
         if self._group is None:
             return
         group, self._group = self._group, None
-        ended = _in_thread(self._abort, group)
+
+        # The device may hang, so another thread stops it.
+        def abort() -> None:
+            group.abort()
+            torch.get_device_module(self._device).synchronize(self._device)
+
+        ended = _in_thread(abort)
         if wait([ended], timeout=_NCCL_END_SECONDS).not_done:
             problem = f"it does not stop within {_NCCL_END_SECONDS:.0f} s"
         elif (error := ended.exception()) is not None:
@@ -320,9 +328,6 @@ class NcclGroup:
         event.record(device_module.current_stream(self._device))
         return event
 
-    def _summed(self, x: Tensor) -> None:
-        self._started_sum(x).synchronize()
-
     def _awaited(self, done: Callable[[], bool], seconds: float) -> str:
         """Wait for the device; return why waiting ended early, or ""."""
         started = checked = time.monotonic()
@@ -337,18 +342,14 @@ class NcclGroup:
             time.sleep(_NCCL_POLL_SECONDS)
         return ""
 
-    def _abort(self, group: Any) -> None:
-        group.abort()
-        torch.get_device_module(self._device).synchronize(self._device)
 
-
-def _in_thread(work: Callable[..., None], *arguments: Any) -> Future[None]:
+def _in_thread(work: Callable[[], None]) -> Future[None]:
     """Do work that may hang in its own thread."""
     future: Future[None] = Future()
 
     def run() -> None:
         try:
-            work(*arguments)
+            work()
         except BaseException as error:
             future.set_exception(error)
         else:

@@ -6,7 +6,6 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from typing import Any, TypedDict
 
@@ -240,12 +239,13 @@ class TrainingPass:
 
     def _counted(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         """Compile with the default backend of torch.compile, and count calls."""
-        compile_graph = torch._dynamo.lookup_backend("inductor")
-        return partial(self._count, compile_graph(graph, inputs))
+        compiled = torch._dynamo.lookup_backend("inductor")(graph, inputs)
 
-    def _count(self, compiled: Callable[..., Any], *inputs: Any) -> Any:
-        self.compiled_calls += 1
-        return compiled(*inputs)
+        def call(*inputs: Any) -> Any:
+            self.compiled_calls += 1
+            return compiled(*inputs)
+
+        return call
 
 
 def _call(module: RLModule, tensors: dict[str, Tensor], arguments: tuple[Batch]) -> Any:

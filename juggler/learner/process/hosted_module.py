@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from io import BufferedRandom
 from typing import Any, Final
@@ -28,7 +29,7 @@ from juggler.learner.group.peers import PeerLost, Peers
 from juggler.learner.group.ring_peers import RingAccess, RingPeers
 from juggler.learner.group.torch_peers import GlooPeers, MeetingPoint
 from juggler.learner.learner import Learner
-from juggler.learner.process.learner_program import ModuleSetup, critic_space_of
+from juggler.learner.process.learner_program import LearnerSetup, ModuleSetup, critic_space_of
 from juggler.learner.process.overlap import (
     InTurn,
     Overlapped,
@@ -51,12 +52,6 @@ from juggler.runtime.wire.spaces import space_from_message
 from juggler.runtime.wire.structures import has_bounds, space_leaves
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
-
-#: Advice for a run that cannot continue from its checkpoint.
-REMEDY: Final = (
-    "Restore the files and the settings that it was made with, or begin a new run with the "
-    "parameters that still fit: --from and --from-parameters"
-)
 
 #: Metric: share of clipped actions.
 CLIPPED: Final = "clipped_actions"
@@ -92,51 +87,46 @@ def learner_for(
     )
 
 
+@dataclass(eq=False)
 class HostedModule:
     """A learner process's module, with a method per driver command.
 
-    Attributes:
-        module_id: id of the module.
-        learner: trains the module.
-        membership: its group of learners.
-        store: batches that wait for an update.
-        updating: does the work around updates.
-        handover: passes the module's state to the next program if this one loses its driver.
-
     Args:
         command: the command that added the module.
+        learner: trains the module.
+        membership: its group of learners.
+        publisher: serves the weights of all modules of the process.
+        handover: passes the module's state to the next program if this one loses its driver.
         arrived: called for each stored batch, in the server's thread.
         warn: shows a warning.
         next_update: returns the next update command, if it has already arrived.
-        updates_in_flight: maximum number of unanswered updates.
-        synchronous: report the metrics of every update, so that the lines of two runs are equal.
+        setup: settings of the process. If it is synchronous, the metrics of every update are
+            reported, so that the lines of two runs are equal.
+
+    Attributes:
+        module_id: id of the module.
+        store: batches that wait for an update.
+        updating: does the work around updates.
     """
 
-    def __init__(
-        self,
-        command: training_pb2.AddModule,
-        learner: Learner,
-        membership: Membership,
-        publisher: WeightsPublisher,
-        handover: StateHandover,
-        arrived: Callable[[HeldBatch], None],
-        warn: Callable[[str], None],
-        next_update: Callable[[], training_pb2.Update | None],
-        updates_in_flight: int,
-        synchronous: bool,
-    ) -> None:
+    command: training_pb2.AddModule
+    learner: Learner
+    membership: Membership
+    publisher: WeightsPublisher
+    handover: StateHandover
+    arrived: Callable[[HeldBatch], None]
+    warn: Callable[[str], None]
+    next_update: Callable[[], training_pb2.Update | None]
+    setup: LearnerSetup
+
+    def __post_init__(self) -> None:
+        command, learner = self.command, self.learner
         self.module_id = command.module_id
-        self.learner = learner
-        self.membership = membership
-        self.handover = handover
-        self._publisher = publisher
-        self._next_update = next_update
-        self._updates_in_flight = updates_in_flight
         observed = space_from_message(command.observation_space)
         acted = space_from_message(command.action_space)
         states, critic = learner.example_states(), critic_space_of(command)
         validator = BatchValidator(self.module_id, observed, acted, states, critic)
-        self.store = BatchStore(validator, arrived)
+        self.store = BatchStore(validator, self.arrived)
         learner.check_serves("episodes")
         # On a GPU, the host prepares the next update while the device computes this one.
         self.updating = InTurn(learner, self._send_weights)
@@ -150,8 +140,8 @@ class HostedModule:
         self._template: list[EpisodeBatch] = []  # one batch of an earlier update
         self._steps_trained = 0  # including steps that a replay keeps for later
         self._steps_dropped = 0
-        self._metrics = PendingMetrics(self.module_id, every_update=synchronous)
-        self._clipped = ClippedActions(self.module_id, acted, warn)
+        self._metrics = PendingMetrics(self.module_id, every_update=self.setup.synchronous)
+        self._clipped = ClippedActions(self.module_id, acted, self.warn)
 
     @property
     def version(self) -> Version:
@@ -170,7 +160,7 @@ class HostedModule:
         """End the threads of updates, leave the group, and withdraw the weights."""
         self.updating.close()
         self.learner.leave()
-        self._publisher.withdraw(self.module_id)
+        self.publisher.withdraw(self.module_id)
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -193,8 +183,10 @@ class HostedModule:
         if frame is None or not isinstance(frame.tree, dict):
             raise ValueError("the state to continue from is not complete")
         if not part.weights:
-            extras = json.loads(frame.header.extra)
-            return restore_learner(self.learner, frame.tree, extras, self.module_id)
+            try:
+                return self.learner.restore(frame.tree, json.loads(frame.header.extra))
+            except StateMismatch as error:
+                raise StateMismatch(f"module {self.module_id!r}: {error}") from error
         # Weights from elsewhere: the rest of the state is new.
         weights = frame.tree[DEFAULT_MODULE]
         if part.source:
@@ -304,7 +296,7 @@ class HostedModule:
             metrics |= self._clipped.metrics(batch.episodes for batch in batches)
         self._complete(done, metrics, seconds)
         # In case the driver misses this answer.
-        self.handover.updated(done, self._updates_in_flight)
+        self.handover.updated(done, self.setup.updates_in_flight)
         collated = self.learner.collate_seconds - collated
         seconds["collate"] += collated
         seconds["update"] += updated - started - collated
@@ -425,7 +417,7 @@ class HostedModule:
 
     def _coming(self) -> UpdateBatches | None:
         """Predict the next update's share; None: no request or fresh batch."""
-        update = self._next_update()
+        update = self.next_update()
         if update is None or update.exact or update.module_id != self.module_id:
             return None
         share = self._share(self.store.peek(update.batch_ids), self.learner.updates + 1)
@@ -436,23 +428,7 @@ class HostedModule:
         self._published = self.version
 
     def _send_weights(self, version: Version, weights: dict[str, Tree]) -> None:
-        self._publisher.publish(version, {self.module_id: weights}, self.module_id)
-
-
-def restore_learner(
-    learner: Learner, tree: Tree, extras: Mapping[str, Any], module_id: str
-) -> None:
-    """Restore a learner from a state that its run has saved.
-
-    Raises:
-        StateMismatch: the state is from another network, optimizer, algorithm or pipeline.
-    """
-    try:
-        learner.restore(tree, extras)
-    except StateMismatch as error:
-        raise StateMismatch(
-            f"module {module_id!r}: the run cannot continue from its checkpoint: {error}. {REMEDY}"
-        ) from error
+        self.publisher.publish(version, {self.module_id: weights}, self.module_id)
 
 
 def begin_with(
@@ -666,6 +642,7 @@ def _chunks(file: BufferedRandom) -> Iterator[bytes]:
 _ENCRYPTED = "tls:"
 
 
+@dataclass(eq=False)
 class Membership:
     """Forms groups with a module's other learners on the driver's command.
 
@@ -680,20 +657,12 @@ class Membership:
         lost: why the group of the current generation cannot update; "" while it can.
     """
 
-    def __init__(
-        self,
-        worker_id: str,
-        host: str,
-        insecure: bool = False,
-        ring: RingAccess | None = None,
-        progresses: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.lost = ""
-        self._worker_id = worker_id
-        self._host = host
-        self._insecure = insecure
-        self._ring = ring
-        self._progresses = progresses
+    worker_id: str
+    host: str
+    insecure: bool = False
+    ring: RingAccess | None = None
+    progresses: Callable[[], None] = lambda: None
+    lost: str = field(default="", init=False)
 
     def meeting_address(self) -> str:
         """Return the address for other learners; "": this one must train alone.
@@ -701,18 +670,18 @@ class Membership:
         This is the case if the address is reachable from outside, without encryption, and
         `insecure` is not set.
         """
-        if self._ring is not None:
-            return f"{_ENCRYPTED}{self._ring.address}"
-        return self._meeting_point.address if self._insecure or is_loopback(self._host) else ""
+        if self.ring is not None:
+            return f"{_ENCRYPTED}{self.ring.address}"
+        return self._meeting_point.address if self.insecure or is_loopback(self.host) else ""
 
     @cached_property
     def _meeting_point(self) -> MeetingPoint:
-        if not is_loopback(self._host):
+        if not is_loopback(self.host):
             # torch.distributed has neither encryption nor authentication, even if gRPC has.
             text = "learners of a group talk to each other unencrypted and unauthenticated, at"
-            text += f" {self._host}, even with TLS: keep that network private"
-            print(f"juggler {self._worker_id}: {text}", file=sys.stderr)
-        return MeetingPoint(self._host)
+            text += f" {self.host}, even with TLS: keep that network private"
+            print(f"juggler {self.worker_id}: {text}", file=sys.stderr)
+        return MeetingPoint(self.host)
 
     def form(
         self, group: training_pb2.Group, learner: Learner, superseded: Callable[[], bool]
@@ -733,7 +702,7 @@ class Membership:
                 raise PeerLost("there is another group to form")
             if len(group.members) > 1:
                 peers = self._met(group, learner.device, superseded)
-                peers.progresses = self._progresses
+                peers.progresses = self.progresses
             # The driver compares the hashes of all members.
             formed.state_hash = learner.join(peers) % 2**64
         except PeerLost as error:
@@ -747,15 +716,15 @@ class Membership:
     def _met(
         self, group: training_pb2.Group, device: torch.device, superseded: Callable[[], bool]
     ) -> Peers:
-        rank = list(group.members).index(self._worker_id)
+        rank = list(group.members).index(self.worker_id)
         points = list(group.meeting_points)
-        if self._ring is not None:
+        if self.ring is not None:
             addresses = [point.removeprefix(_ENCRYPTED) for point in points]
             name = f"{group.module_id}/{group.generation}"
-            return RingPeers(self._ring, name, rank, addresses, superseded)
+            return RingPeers(self.ring, name, rank, addresses, superseded)
         # A learner that started alone has no meeting point.
         point = next(each for each in points if each)
-        return GlooPeers(point, group.generation, rank, len(points), self._host, superseded, device)
+        return GlooPeers(point, group.generation, rank, len(points), self.host, superseded, device)
 
     def lose(self, learner: Learner, why: str) -> None:
         """Leave a broken group: no updates until the next group."""

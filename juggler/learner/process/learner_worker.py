@@ -194,8 +194,7 @@ class LearnerWorker:
             partial(self._arrived, module_id),
             self._warn,
             lambda: self._loop.coming(training_pb2.Update),
-            setup.updates_in_flight,
-            setup.synchronous,
+            setup,
         )
         # Whether and where others reach this learner decides which groups can form.
         ready = training_pb2.ModuleReady(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -149,12 +147,6 @@ class Overlapped(InTurn):
             return _Staged(sample, self._side.mark())
 
 
-class _Offer(NamedTuple):
-    version: Version
-    params: Params
-    made: Any  # the event after the update
-
-
 class Publishing:
     """Copies weights to the host and publishes them in the background.
 
@@ -165,12 +157,9 @@ class Publishing:
     def __init__(self, publish: Publish, side: SideStream) -> None:
         self._publish = publish
         self._side = side
-        self._condition = threading.Condition()
-        self._newest: _Offer | None = None
-        self._closed = False
+        self._offered: deque[tuple[Version, Params, Any]] = deque(maxlen=1)  # the newest version
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="publishing", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "publishing", initializer=side.enter_thread)
 
     def offer(self, version: Version, params: Params) -> None:
         """Publish weights soon; never waits.
@@ -184,39 +173,26 @@ class Publishing:
         """
         if self._failure is not None:
             raise self._failure
-        made = self._side.mark()
-        with self._condition:
-            self._newest = _Offer(version, params, made)
-            self._condition.notify()
+        self._offered.append((version, params, self._side.mark()))
+        self._thread.submit(self._publish_newest)
 
     def close(self) -> None:
         """End the thread. Weights not yet being copied are not published."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify()
-        self._thread.join(timeout=2)
+        self._thread.shutdown(cancel_futures=True)
 
-    def _run(self) -> None:
+    def _publish_newest(self) -> None:
         try:
-            self._side.enter_thread()
-            while (offer := self._next()) is not None:
-                self._copy_and_publish(offer)
+            # A version has one call here, and an earlier call may have taken a later version.
+            while self._offered:
+                version, params, made = self._offered.pop()
+                with self._side.working(after=made):
+                    on_host = to_device(params, torch.device("cpu"))
+                    copied = self._side.mark()
+                copied.synchronize()
+                # `params` keeps the tensors alive until they are copied.
+                self._publish(version, arrays_like(on_host))
         except BaseException as error:
             self._failure = error
-
-    def _next(self) -> _Offer | None:
-        with self._condition:
-            self._condition.wait_for(lambda: self._closed or self._newest is not None)
-            offer, self._newest = self._newest, None
-            return None if self._closed else offer
-
-    def _copy_and_publish(self, offer: _Offer) -> None:
-        with self._side.working(after=offer.made):
-            on_host = to_device(offer.params, torch.device("cpu"))
-            copied = self._side.mark()
-        copied.synchronize()
-        # `offer` keeps the tensors alive until they are copied.
-        self._publish(offer.version, arrays_like(on_host))
 
 
 class SideStream:
@@ -268,17 +244,6 @@ class SideStream:
                 tensor.record_stream(stream)
 
 
-@dataclass(frozen=True, slots=True)
-class _InTransit:
-    """Unfinished copies of the means over some updates."""
-
-    names: list[str]  # names of M metrics
-    means: Tensor  # [M] on the host, once copied
-    skipped: Tensor  # [updates] on the host, once copied: shares of optimizer steps
-    there: Any  # the event after both copies
-    newest: int  # number of the last of these updates
-
-
 class PendingMetrics:
     """Averages metrics on their device; fetches them twice a second.
 
@@ -296,7 +261,9 @@ class PendingMetrics:
         self._pending: list[Mapping[str, Tensor]] = []
         self._skipped_in_a_row = 0  # updates
         self._read_at = 0.0
-        self._in_transit: _InTransit | None = None
+        #: Names and means [M] of metrics, shares [updates] of skipped steps, the number of the
+        #: last of these updates, and the event after the copies to the host.
+        self._in_transit: tuple[list[str], Tensor, Tensor, int, Any] | None = None
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
         """Add the metrics of an update, [] each."""
@@ -313,7 +280,7 @@ class PendingMetrics:
         is_due = perf_counter() - self._read_at >= _METRICS_SECONDS
         if self._in_transit is None and self._pending and is_due:
             self._send(update)
-        there = self._in_transit is not None and self._in_transit.there.query()
+        there = self._in_transit is not None and self._in_transit[-1].query()
         return self._received() if there else {}
 
     def collect_all(self, update: int) -> dict[str, float]:
@@ -326,19 +293,24 @@ class PendingMetrics:
         """Begin to copy what is pending to the host."""
         self._read_at = perf_counter()
         pending, self._pending = self._pending, []
-        self._in_transit = _sent_to_host(pending, update) if pending else None
+        if not pending:
+            return
+        found = mean_metrics(pending)
+        means = torch.stack([x.double() for x in found.values()]) if found else torch.zeros(0)
+        none = means.new_zeros(())  # [] for a core without this metric
+        skipped = torch.stack([each.get("skipped", none) for each in pending])  # [updates]
+        on_host = [x.to("cpu", non_blocking=True) for x in (means, skipped)]  # [M], [updates]
+        there = torch.get_device_module(means.device).Event()
+        there.record()
+        self._in_transit = list(found), on_host[0], on_host[1], update, there
 
     def _received(self) -> dict[str, float]:
         """Wait for the copies in transit, and count skipped updates."""
-        found, self._in_transit = self._in_transit, None
-        if found is None:
+        if self._in_transit is None:
             return {}
-        found.there.synchronize()
-        self._count_skips(found.skipped.tolist(), found.newest)
-        return dict(zip(found.names, found.means.tolist(), strict=True))
-
-    def _count_skips(self, skipped: list[float], newest: int) -> None:
-        for update, share in enumerate(skipped, newest - len(skipped) + 1):
+        (names, means, skipped, newest, there), self._in_transit = self._in_transit, None
+        there.synchronize()
+        for update, share in enumerate(skipped.tolist(), newest - len(skipped) + 1):
             # If only some steps were skipped, the others have changed the weights.
             self._skipped_in_a_row = self._skipped_in_a_row + 1 if share == 1 else 0
             if self._skipped_in_a_row >= _HOPELESS:
@@ -348,14 +320,4 @@ class PendingMetrics:
                     "Lower lr, or check the scale of rewards; if no update ever worked, check the "
                     "loss"
                 )
-
-
-def _sent_to_host(pending: list[Mapping[str, Tensor]], newest: int) -> _InTransit:
-    found = mean_metrics(pending)
-    means = torch.stack([x.double() for x in found.values()]) if found else torch.zeros(0)  # [M]
-    none = means.new_zeros(())  # [] for a core without this metric
-    skipped = torch.stack([each.get("skipped", none) for each in pending])  # [updates]
-    on_host = [x.to("cpu", non_blocking=True) for x in (means, skipped)]
-    there = torch.get_device_module(means.device).Event()
-    there.record()
-    return _InTransit(list(found), on_host[0], on_host[1], there, newest)
+        return dict(zip(names, means.tolist(), strict=True))

@@ -585,6 +585,11 @@ def built(world: World, module_id: str) -> Module:
     return module
 
 
+def test_a_module_state_is_shown_by_its_size() -> None:
+    state = ModuleState({"default": {"w": np.zeros((3, 2), np.float32)}}, {"updates": 7})
+    assert repr(state) == "ModuleState(1 arrays, 24 bytes, extra={'updates': 7})"
+
+
 def test_the_answer_to_the_last_command_ends_a_request(world: World) -> None:
     module = world.add("a")
     world.join()

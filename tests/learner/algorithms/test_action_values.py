@@ -244,7 +244,7 @@ def test_priorities_reach_the_replay_of_a_learner(
     learner.update_from_episodes([make_batch(4, 6)], **passes)
     tree, _ = learner.save()
     replay: Any = tree["replay"]
-    assert len(np.unique(replay["modules"]["default"]["selection"]["weights"])) > 4
+    assert len(np.unique(replay["modules"]["default"]["weights"])) > 4
 
 
 def test_a_module_with_a_state_is_refused() -> None:

@@ -66,6 +66,14 @@ def test_a_core_that_is_given_no_function_says_what_it_takes(given: Any) -> None
         juggler.Impala(given, juggler.ImpalaConfig())
 
 
+def test_a_core_refuses_the_config_of_another_algorithm() -> None:
+    for config in (PpoConfig(), juggler.LearnerConfig()):
+        with pytest.raises(TypeError, match=r"Impala: config is of type .* ImpalaConfig"):
+            Impala(MODULE, config)  # type: ignore[arg-type]
+    Impala(MODULE, juggler.AppoConfig())  # derived from ImpalaConfig
+    SquaredValues(MODULE, PpoConfig())
+
+
 @pytest.mark.parametrize("given", [juggler.Impala, MODULE, MODULE()])
 def test_a_learner_or_population_of_what_is_no_core_says_what_it_takes(given: Any) -> None:
     with pytest.raises(TypeError, match="give a core, such as"):

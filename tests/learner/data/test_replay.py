@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.batches import drawn, kept, make, numbered, table_of
+from support.batches import drawn, make, numbered, table_of
 from torch import Tensor
 
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, Replay
@@ -286,7 +286,7 @@ def test_a_new_row_has_the_largest_priority_that_was_given(alpha: float) -> None
         replay.update_priorities(torch.full_like(each["number"], 5.0).double())
     list(replay.add(numbered(4, 1)))
     kept: Any = replay.state()["modules"]
-    assert kept["default"]["selection"]["weights"][4] == pytest.approx(5.0**alpha)
+    assert kept["default"]["weights"][4] == pytest.approx(5.0**alpha)
 
 
 def test_a_priority_for_a_row_that_was_written_over_is_ignored_and_counted() -> None:
@@ -361,7 +361,7 @@ def test_a_restore_copies_rows_once_and_does_not_ask_for_memory_that_they_had(
     monkeypatch.setattr("juggler.learner.data.replay.column_storage.usable_memory", lambda: 10)
     monkeypatch.setattr("juggler.learner.data.replay.table._BYTES_AT_ONCE", 50)
     other.restore(state, CPU)
-    columns = flatten(state["modules"]["default"]["table"]["columns"])
+    columns = flatten(state["modules"]["default"]["columns"])
     held = [weakref.ref(column) for _, column in columns]
     assert held
     del columns, state
@@ -411,15 +411,13 @@ def test_a_replay_stays_as_it_is_when_it_refuses_a_state() -> None:
     good = make(capacity=20, priority_exponent=0.6)
     list(good.add(numbered(0, 15)))
     leaves = {"/".join(path): path for path, _ in flatten(good.state())}
-    table, selection = "modules/default/table", "modules/default/selection"
+    own = "modules/default"
     # Older versions do not say these, and the columns say themselves what there is.
     may_be_missing = {"seed", "beginnings"}
-    may_be_missing |= {f"{table}/columns/number", f"{table}/columns/half"}
-    assert may_be_missing < leaves.keys() > {f"{table}/counts", f"{selection}/times", "generator"}
-    longer = good.state()
-    longer["modules"]["default"]["selection"]["times"] = np.zeros(16, np.uint8)
+    may_be_missing |= {f"{own}/columns/number", f"{own}/columns/half"}
+    assert may_be_missing < leaves.keys() > {f"{own}/counts", f"{own}/drawn", "generator"}
     damaged = [without(good.state(), leaves[name]) for name in leaves.keys() - may_be_missing]
-    for state in (larger.state(), longer, *damaged):
+    for state in (larger.state(), *damaged):
         with pytest.raises(ValueError, match="the checkpoint"):
             one.restore(state, CPU)
     assert drawn(one.add(numbered(50, 9))) == drawn(same.add(numbered(50, 9))) != []
@@ -430,40 +428,10 @@ def test_a_replay_stays_as_it_is_when_it_refuses_a_state() -> None:
 def test_a_state_of_another_format_is_refused_with_what_to_do() -> None:
     replay = make()
     list(replay.add(numbered(0, 8)))
-    for told in ({"format": np.array(5)}, {}):
+    for told in ({"format": np.array(4)}, {}):
         state = {**replay.state(), **told}
         if not told:
             del state["format"]
-        found = 5 if told else 1
+        found = 4 if told else 1
         with pytest.raises(ValueError, match=f"is of format {found}.*save_replay = false"):
             make().restore(state, CPU)
-
-
-@pytest.mark.parametrize("capacity", [6, 9])
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
-def test_rows_of_an_older_version_that_left_in_another_order_are_taken_over(
-    capacity: int, alpha: float
-) -> None:
-    """Older versions freed slots by other rules, and counted draws."""
-    state = make(capacity=6, priority_exponent=1.0).state()
-    one = make(capacity=6, priority_exponent=1.0, ratio=0.1)
-    list(one.add(numbered(0, 6)))
-    state = one.state()
-    own: Any = state["modules"]
-    own = own["default"]
-    own["table"] |= {
-        "generations": np.array([7, 0, 3, 9, 0, 2]),
-        "free": np.array([1, 4]),
-        "counts": np.array([9, 0]),
-    }
-    own["selection"] |= {"times": np.array([3, 0, 256, 1]), "weights": np.arange(1.0, 5.0)}
-    other = make(capacity=capacity, priority_exponent=alpha, ratio=1.0)
-    other.restore(state, CPU)
-    table = other.table
-    assert kept(table) == [5, 2, 0, 3], "the oldest first"
-    assert table.drawn[:4].tolist() == [1, 0, 1, 1]
-    if alpha:
-        assert table._weights is not None
-        assert table._weights[np.arange(4)].tolist() == [1.0, 2.0, 3.0, 4.0]
-    assert set(drawn(other.add(numbered(10, 4)))) <= {5, 2, 0, 3, *range(10, 14)}
-    assert kept(table) == [5, 2, 0, 3, 10, 11, 12, 13][-capacity:]

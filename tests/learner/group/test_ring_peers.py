@@ -320,13 +320,14 @@ def test_a_stream_whose_messages_nobody_takes_holds_few_of_them(tls: Tls) -> Non
 
         metadata = (*one.access.metadata, (RING_METADATA, b"default/1/0"))
         call = channel.stream_stream(RING_METHOD)(messages(), metadata=metadata)
-        with inbox._changed:
-            full = lambda: len(inbox._messages) == ring_peers._MAX_WAITING  # noqa: E731
-            assert inbox._changed.wait_for(full, PATIENCE)
+        waiting = inbox._messages
+        with waiting.not_empty:
+            full = lambda: waiting._qsize() == ring_peers._MAX_WAITING  # noqa: E731
+            assert waiting.not_empty.wait_for(full, PATIENCE)
         again = channel.stream_stream(RING_METHOD)(iter([b""]), metadata=metadata)
         with pytest.raises(grpc.RpcError, match="does not form this group"):
             list(again)
-        assert len(inbox._messages) == ring_peers._MAX_WAITING
+        assert waiting.qsize() == ring_peers._MAX_WAITING
         assert sent < 50, "the others wait at their sender"
         one.access.server.forget(b"default/1/0")
         assert list(call) == []

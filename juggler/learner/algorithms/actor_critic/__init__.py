@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from juggler.learner.config import LearnerConfig
 from juggler.learner.optim.config import OptimizerSpec, Scheduled
@@ -11,6 +12,11 @@ from juggler.learner.optim.config import OptimizerSpec, Scheduled
 @dataclass(kw_only=True)
 class ActorCriticConfig(LearnerConfig):
     """Keys of algorithms with a policy and a value function."""
+
+    loss_metrics: ClassVar = (
+        *("policy_loss", "value_loss", "entropy"),
+        *("kl", "clip_fraction", "explained_variance"),
+    )
 
     value_lr_scale: float = 1.0
     """Factor of lr for parameters of the value function alone (a module's `training_only`; with
@@ -27,10 +33,7 @@ class ActorCriticConfig(LearnerConfig):
     """Steps that only warm up a recurrent module's state, if a row continues an episode."""
 
     def metric_names(self) -> list[str]:
-        names = ["policy_loss", "value_loss", "entropy"]
-        names += ("kl", "clip_fraction", "explained_variance")
-        if self.intrinsic:
-            names.append("intrinsic_value_loss")
+        names = ("intrinsic_value_loss",) if self.intrinsic else ()
         return [*super().metric_names(), *names]
 
     def validate(self) -> None:

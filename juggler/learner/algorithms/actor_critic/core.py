@@ -103,7 +103,12 @@ def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> P
             episodes have none.
     """
     if forward.initial_state():
-        return _recurrent(forward, columns, burn_in)
+        found = unrolled(forward, columns, burn_in)
+        inputs, values = inputs_and_values(forward, found.outputs)
+        inputs, values = inputs.flatten(0, 1), values.flatten()  # [S (L + 1), D], [S (L + 1)]
+        at = found.places  # [N, T]
+        return PolicyAndValues(inputs[at], values[at], values.detach()[at + 1], found.live)
+    # Without a state, one pass sees each observation of the sample once.
     n, t = columns[c.LIVE].shape
     outputs = forward(all_seen(columns))  # [N T + N + K, ...]
     inputs, all_values = inputs_and_values(forward, outputs)
@@ -114,14 +119,6 @@ def actor_critic_pass(forward: Forward, columns: Columns, burn_in: int = 0) -> P
             values, last_values, final_values, columns[c.FINAL_ROWS], columns[c.FINAL_STEPS]
         )  # [N, T]
     return PolicyAndValues(inputs[: n * t].view(n, t, -1), values, after, columns[c.LIVE])
-
-
-def _recurrent(forward: Forward, columns: Columns, burn_in: int) -> PolicyAndValues:
-    found = unrolled(forward, columns, burn_in)
-    inputs, values = inputs_and_values(forward, found.outputs)
-    inputs, values = inputs.flatten(0, 1), values.flatten()  # [S (L + 1), D], [S (L + 1)]
-    places = found.places  # [N, T]
-    return PolicyAndValues(inputs[places], values[places], values.detach()[places + 1], found.live)
 
 
 def clipped_surrogates(ratios: Tensor, advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:

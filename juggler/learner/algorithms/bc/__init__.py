@@ -14,12 +14,10 @@ class BcConfig(LearnerConfig):
     """Behavioural cloning: imitates the actions of a data set, ignoring rewards."""
 
     algorithm: str = "bc"
+    loss_metrics: ClassVar = ("policy_loss", "entropy")
 
     entropy_coefficient: float = 1e-3
     """Weight of the policy's entropy in the loss, against ever more certain actions."""
-
-    def metric_names(self) -> list[str]:
-        return [*super().metric_names(), "policy_loss", "entropy"]
 
     def validate(self) -> None:
         super().validate()

@@ -49,7 +49,9 @@ from juggler.learner.core.learner_core import Columns, Seam
 from juggler.learner.core.mean_metrics import LiveMean
 from juggler.learner.core.returns import terminated
 from juggler.learner.core.state_trees import to_device
+from juggler.learner.data.sources import alone
 from juggler.runtime.checkpoints.checkpoint import IMITATION
+from juggler.runtime.connectors.learning import no_moments, variance, with_live
 from juggler.runtime.connectors.leaves import at, observed_leaves
 from juggler.runtime.datasets.dataset import Dataset, DatasetError
 from juggler.runtime.episodes.version import DEFAULT_MODULE
@@ -278,20 +280,17 @@ class Normalized(nn.Module):
         self.deviation: Tensor
         for name, bound in (("low", box.low), ("high", box.high)):
             self.register_buffer(name, torch.as_tensor(bound).float())  # [...]
-        mean = self._mean(demonstrated, lambda x: x)  # [...]
-        variance = self._mean(demonstrated, lambda x: (x - mean).square())  # [...]
-        self.register_buffer("mean", mean.float())  # [...]
-        self.register_buffer("deviation", (variance.sqrt() + _DEVIATION_EPSILON).float())  # [...]
+        moments = no_moments(box.shape)
+        # In bounded memory: the clipped numbers of all demonstrations may be as large as they.
+        for piece in torch.split(demonstrated, max(1, _PIECE // max(1, moments["mean"].numel()))):
+            every = torch.ones(len(piece), dtype=torch.bool)
+            moments = with_live(moments, self._clipped(piece), every, alone)
+        deviation = variance(moments).sqrt() + _DEVIATION_EPSILON  # [...]
+        self.register_buffer("mean", moments["mean"].float())  # [...]
+        self.register_buffer("deviation", deviation.float())  # [...]
 
     def forward(self, x: Tensor) -> Tensor:
         return ((self._clipped(x) - self.mean) / self.deviation).clamp(-_CLIP, _CLIP)  # [B, ...]
-
-    def _mean(self, demonstrated: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Average a function of numbers [M, ...] -> [...], in bounded memory."""
-        total = torch.zeros(demonstrated.shape[1:], dtype=torch.float64)  # [...]
-        for piece in torch.split(demonstrated, max(1, _PIECE // max(1, total.numel()))):
-            total += of(self._clipped(piece).double()).sum(0)
-        return total / len(demonstrated)
 
     def _clipped(self, x: Tensor) -> Tensor:
         return torch.minimum(torch.maximum(x.float(), self.low), self.high)  # [B, ...]

@@ -17,6 +17,10 @@ class IqlConfig(OffPolicyConfig):
     """Implicit Q-learning: improves on a data set. For Box and Discrete actions."""
 
     algorithm: str = "iql"
+    loss_metrics: ClassVar = (
+        *("value_loss", "critic_loss", "policy_loss"),
+        *("mean_value", "mean_advantage"),
+    )
 
     replay_ratio: float = 8.0
     """Average number of times a kept step is drawn: one optimizer step for every replay_batch_size
@@ -28,10 +32,6 @@ class IqlConfig(OffPolicyConfig):
 
     advantage_weight: float = 3.0
     """Weight of advantages when actions are imitated (β): 0 imitates all alike."""
-
-    def metric_names(self) -> list[str]:
-        names = ("value_loss", "critic_loss", "policy_loss", "mean_value", "mean_advantage")
-        return [*super().metric_names(), *names]
 
     def validate(self) -> None:
         super().validate()

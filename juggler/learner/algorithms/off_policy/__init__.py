@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from juggler.learner.config import LearnerConfig
 from juggler.learner.optim.config import Scheduled
@@ -133,6 +134,8 @@ class LadderConfig(OffPolicyConfig):
 class EpsilonGreedyConfig(LadderConfig):
     """Keys of algorithms that learn values of actions from kept steps."""
 
+    loss_metrics: ClassVar = ("value_loss", "mean_value", "mean_error", "epsilon")
+
     target_share: float = 0.02
 
     target_acts: bool = True
@@ -141,9 +144,6 @@ class EpsilonGreedyConfig(LadderConfig):
 
     exploration_epsilon: Scheduled = field(default_factory=lambda: [(0.0, 1.0), (1e4, 0.05)])
     """Share ε of random actions in training, or a schedule of it."""
-
-    def metric_names(self) -> list[str]:
-        return [*super().metric_names(), "value_loss", "mean_value", "mean_error", "epsilon"]
 
     def validate(self) -> None:
         super().validate()

@@ -168,10 +168,15 @@ class Ppo(ActorCriticCore):
         advantages, live_steps = _normalized(columns[ADVANTAGES], columns[c.LIVE], seam)
         if self.config.normalize_advantages:
             columns = {**columns, ADVANTAGES: advantages}
+        live = columns[c.LIVE]  # [N, T]
         if self.module.get_initial_state():
-            return MinibatchTable.of_segments(columns), live_steps
+            rows = columns[c.SEGMENT_ROWS]  # [S]
+            return MinibatchTable(
+                columns, rows.new_zeros(1), live.new_ones(1, len(rows))
+            ), live_steps
         of_steps = {name: columns[name] for name in _OF_STEPS if name in columns}
-        return MinibatchTable.of_steps(of_steps), live_steps
+        flat = tree_map(lambda x: x.flatten(0, 1), of_steps)  # [N T, ...]
+        return MinibatchTable(flat, row_keys(columns[c.ACTION_LOGP], live), live), live_steps
 
     def _estimated(self, forward: Forward, columns: Columns) -> Columns:
         """Add advantages, targets and old values to the columns.
@@ -288,19 +293,6 @@ class MinibatchTable(NamedTuple):
     rows: Tensor  # [R] keys of rows of steps, or of one row of segments
     present: Tensor  # [R, I] bool: entries to learn from
 
-    @classmethod
-    def of_steps(cls, columns: Columns) -> MinibatchTable:
-        """Make a table of columns [N, T, ...]."""
-        flat = tree_map(lambda x: x.flatten(0, 1), columns)  # [N T, ...]
-        return cls(flat, row_keys(columns[c.ACTION_LOGP], columns[c.LIVE]), columns[c.LIVE])
-
-    @classmethod
-    def of_segments(cls, columns: Columns) -> MinibatchTable:
-        """Make a table of a sample's segments."""
-        rows = columns[c.SEGMENT_ROWS]  # [S]
-        present = torch.ones((1, len(rows)), dtype=torch.bool, device=rows.device)  # [1, S]
-        return cls(columns, rows.new_zeros(1), present)
-
     def minibatches(self, key: Tensor, count: int) -> Iterator[Columns]:
         """Yield minibatches: steps [B, ...], or all columns of some segments."""
         dealt, all_there = split_into_minibatches(
@@ -314,15 +306,12 @@ class MinibatchTable(NamedTuple):
             return
         # Numbers are gathered for all minibatches at once. Large columns, such as images, are
         # gathered when their minibatch is due.
-        numbers = {name: each for name, each in self.columns.items() if _is_number(each)}
-        large = {name: each for name, each in self.columns.items() if name not in numbers}
+        numbers, large = dict[str, Tensor](), dict[str, Any]()
+        for name, each in self.columns.items():
+            is_number = isinstance(each, Tensor) and each.ndim == 1
+            (numbers if is_number else large)[name] = each
         gathered = {name: each[dealt].unbind() for name, each in numbers.items()}  # k x [B]
         gathered[c.LIVE] = all_there.unbind()  # k x [B]
         for place, at in enumerate(dealt.unbind()):
             steps = tree_map(lambda x, at=at: x.index_select(0, at), large)  # [B, ...]
             yield {**steps, **{name: each[place] for name, each in gathered.items()}}
-
-
-def _is_number(column: Any) -> bool:
-    """Return whether a column has one number for each step [N T]."""
-    return isinstance(column, Tensor) and column.ndim == 1

@@ -17,6 +17,7 @@ class PqnConfig(LearnerConfig):
     """Parallelised Q-network: no replay, no target network. For Discrete actions."""
 
     algorithm: str = "pqn"
+    loss_metrics: ClassVar = ("value_loss", "mean_value", "explained_variance", "epsilon")
 
     grad_clip: float | None = 10.0
 
@@ -33,10 +34,6 @@ class PqnConfig(LearnerConfig):
 
     minibatches: int = 2
     """Number of optimizer steps in each pass, each on other rows."""
-
-    def metric_names(self) -> list[str]:
-        names = ("value_loss", "mean_value", "explained_variance", "epsilon")
-        return [*super().metric_names(), *names]
 
     def validate(self) -> None:
         super().validate()

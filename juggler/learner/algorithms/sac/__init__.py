@@ -17,6 +17,7 @@ class SacConfig(OffPolicyConfig):
     """Soft actor-critic, entropy-regularized, with a replay. For Box and Discrete actions."""
 
     algorithm: str = "sac"
+    loss_metrics: ClassVar = ("value_loss", "policy_loss", "mean_value", "entropy", "temperature")
 
     lr: Scheduled = 3e-4
     """Learning rate of policy, values and temperature, or a schedule of it."""
@@ -28,10 +29,6 @@ class SacConfig(OffPolicyConfig):
     target_entropy: float | None = None
     """Entropy in nats that a learned temperature aims at, with a Box scaled to -1 and 1; none:
     minus the number of elements of a Box, or half of the maximum for legal Discrete actions."""
-
-    def metric_names(self) -> list[str]:
-        names = ("value_loss", "policy_loss", "mean_value", "entropy", "temperature")
-        return [*super().metric_names(), *names]
 
     def validate(self) -> None:
         super().validate()

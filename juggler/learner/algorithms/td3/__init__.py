@@ -17,6 +17,7 @@ class Td3Config(LadderConfig):
     """Twin delayed DDPG: a deterministic policy and a replay. For Box actions."""
 
     algorithm: str = "td3"
+    loss_metrics: ClassVar = ("value_loss", "policy_loss", "mean_value", "exploration_noise")
 
     lr: Scheduled = 3e-4
     """Learning rate of policy and values, or a schedule of it."""
@@ -36,10 +37,6 @@ class Td3Config(LadderConfig):
 
     target_noise_clip: float = 0.5
     """Maximum of that noise, in the same unit."""
-
-    def metric_names(self) -> list[str]:
-        names = ("value_loss", "policy_loss", "mean_value", "exploration_noise")
-        return [*super().metric_names(), *names]
 
     def validate(self) -> None:
         super().validate()

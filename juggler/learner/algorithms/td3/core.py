@@ -112,7 +112,9 @@ class Td3(OffPolicyCore):
         # y_t, smoothed by noise, of the smaller of both values.
         with torch.no_grad():
             target = forward.using(state["extra"]["target"])
-            noise = self._target_noise(forward, state["extra"]["key"], columns)  # [N T, M]
+            key, most = state["extra"]["key"], self.config.target_noise_clip  # []
+            (normal,) = action_noise(forward.module, key, columns, draws=1)  # [N T, M]
+            noise = (self.config.target_noise * normal).clamp(-most, most)  # [N T, M]
             after = _values(target, following, _policy(target, following).moved(noise))  # [N T, 2]
             best = after.amin(-1).view(n, t)  # [N, T]
             targets = torch.where(live, rewards + discounts * best, 0.0)  # [N, T]
@@ -143,13 +145,6 @@ class Td3(OffPolicyCore):
     def _policy_moves(self, state: TrainState) -> Tensor:
         """Return whether the next optimizer step moves the policy, bool []."""
         return state["extra"]["since_policy_move"] + 1 >= self.config.policy_period  # []
-
-    def _target_noise(self, forward: Forward, key: Tensor, columns: Columns) -> Tensor:
-        """Return noise [N T, M] for the target policy's actions."""
-        (normal,) = action_noise(forward.module, key, columns, draws=1)  # [N T, M]
-        most = self.config.target_noise_clip
-        noise: Tensor = (self.config.target_noise * normal).clamp(-most, most)  # [N T, M]
-        return noise
 
 
 def _policy(forward: Forward, observations: Any) -> ClippedGaussian:

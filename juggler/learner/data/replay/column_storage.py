@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from math import ceil, prod
 from typing import Any, NamedTuple
 
@@ -31,7 +31,6 @@ class ColumnStorage:
 
     def __init__(self, like: Mapping[str, Any], capacity: int, directory: str = "") -> None:
         device = any_leaf(like).device
-        self._flat = all(isinstance(x, Tensor) for x in like.values())
         on_host = bool(directory) or device.type == "cpu"
         self._device = None if on_host else device  # of slots
         make = _HostColumn if on_host else _Column
@@ -42,45 +41,36 @@ class ColumnStorage:
         if rows.keys() != self.tree.keys():
             raise unlike(f"only one side has {sorted(rows.keys() ^ self.tree.keys())}")
         try:
-            self._map(_Column.check, rows)
+            tree_map(_Column.check, self.tree, dict(rows))
         except (KeyError, TypeError) as error:
             raise unlike(f"it has {error}, and they have not") from None
 
     def write(self, slots: NDArray[np.intp], rows: Mapping[str, Any]) -> None:
         """Copy checked rows [n, ...] into different slots [n]."""
-        places, runs = self._places(slots), _runs_of(slots)
-        self._map(lambda column, x: column.write(places, runs, x), rows)
+        places = self._places(slots)
+        tree_map(lambda column, x: column.write(places, x), self.tree, dict(rows))
 
     def take(self, slots: NDArray[np.intp], names: Collection[str] = ()) -> dict[str, Any]:
         """Copy the rows in slots [B], by name; (): all names."""
         places = self._places(slots)
-        if names:
-            some = {name: self.tree[name] for name in names}
-            found: dict[str, Any] = tree_map(lambda column: column.take(places), some)
-            return found
-        return self._map(lambda column: column.take(places))
+        some = {name: self.tree[name] for name in names} if names else self.tree
+        found: dict[str, Any] = tree_map(lambda column: column.take(places), some)
+        return found
 
     def first(self, count: int) -> dict[str, Any]:
         """Return the first slots as host arrays [count, ...], by name."""
-        return self._map(lambda column: column.first(count))
+        found: dict[str, Any] = tree_map(lambda column: column.first(count), self.tree)
+        return found
 
     def grow(self, capacity: int) -> None:
         """Add slots."""
-        self._map(lambda column: column.grow(capacity))
+        tree_map(lambda column: column.grow(capacity), self.tree)
 
     def _places(self, slots: NDArray[np.intp]) -> Any:
         """Move slots [n] to the columns' device, once for all columns."""
         if self._device is None:
             return slots
         return torch.from_numpy(slots).to(self._device, non_blocking=True)  # [n]
-
-    def _map(self, function: Callable[..., Any], *rows: Mapping[str, Any]) -> dict[str, Any]:
-        if not self._flat:
-            found: dict[str, Any] = tree_map(function, self.tree, *rows)
-            return found
-        if rows:
-            return {key: function(column, rows[0][key]) for key, column in self.tree.items()}
-        return {key: function(column) for key, column in self.tree.items()}
 
 
 class _Column:
@@ -99,7 +89,7 @@ class _Column:
                 f"{self.dtype} of {tuple(self.shape)}"
             )
 
-    def write(self, slots: Any, runs: list[slice], rows: Tensor) -> None:
+    def write(self, slots: Any, rows: Tensor) -> None:
         self._data.index_copy_(0, slots, rows)
 
     def take(self, slots: Any) -> Tensor:
@@ -122,15 +112,8 @@ class _Column:
 class _HostColumn(_Column):
     """An array, which NumPy copies twice as fast as torch."""
 
-    def write(self, slots: NDArray[np.intp], runs: list[slice], rows: Tensor) -> None:
-        new = (rows if self.device is None else rows.cpu()).numpy()  # [n, ...]
-        start = 0
-        for run in runs:
-            stop = start + run.stop - run.start
-            self._data[run] = new[start:stop]
-            start = stop
-        if not runs:
-            self._data[slots] = new
+    def write(self, slots: NDArray[np.intp], rows: Tensor) -> None:
+        self._data[slots] = (rows if self.device is None else rows.cpu()).numpy()  # [n, ...]
 
     def take(self, slots: NDArray[np.intp]) -> Tensor:
         rows = torch.from_numpy(self._data.take(slots, 0))  # [B, ...]
@@ -162,16 +145,6 @@ def _on_disk(directory: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ND
             return np.asarray(np.memmap(file, dtype, "r+", shape=shape))
     except OSError as error:
         raise no_room_on_disk(directory, size, error.strerror or str(error)) from error
-
-
-def _runs_of(slots: NDArray[np.intp]) -> list[slice]:
-    """Convert slots [n] to at most two slices, or else []."""
-    breaks = (slots[1:] - slots[:-1] != 1).nonzero()[0]
-    if len(breaks) > 1 or not len(slots):
-        return []
-    ends = [*breaks.tolist(), len(slots) - 1]
-    starts = [0, *(breaks + 1).tolist()]
-    return [slice(int(slots[a]), int(slots[b]) + 1) for a, b in zip(starts, ends, strict=True)]
 
 
 def any_leaf(rows: Mapping[str, Any]) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from math import ceil, inf
@@ -22,7 +21,6 @@ from juggler.learner.data.replay.column_storage import (
     steps_of_row,
 )
 from juggler.learner.data.replay.table import (
-    Drawn,
     EpisodeTable,
     FrameTable,
     ReplayTable,
@@ -43,7 +41,7 @@ from juggler.runtime.wire.trees import Tree
 #: A column [B] of a drawn sample: weight of each row in a loss.
 IMPORTANCE_WEIGHTS: Final = "importance_weights"
 
-_FORMAT = 4  # of `state`
+_FORMAT = 5  # of `state`
 _NONE = np.zeros(0, np.intp)
 
 
@@ -59,6 +57,7 @@ class _Keeper(DataSource):
     """
 
     _marks: tuple[str, ...] = ()  # names of the table's marks
+    _counts: type[Any]  # dataclass of numbers that a checkpoint has too
 
     def __init__(self, room: ReplayLimits, alpha: float, seed: int, *, episodes: bool) -> None:
         self._room, self._alpha, self._saved, self._episodes = room, alpha, room.saved, episodes
@@ -67,22 +66,10 @@ class _Keeper(DataSource):
 
     def _forget(self) -> None:
         """Discard all rows, and restart the draws."""
-        self._step_bytes, self._began = 0.0, False
+        self._step_bytes, self._began, self._pace = 0.0, False, self._counts()
         seeds = [self._seed, self._beginnings]
         self._generator = apart(np.random.Generator(np.random.PCG64(seeds)), self._rank)
-        self.table = self._table(0, framed=False)
-
-    @abstractmethod
-    def _own_state(self) -> dict[str, Tree]:
-        """Return everything except the table for a checkpoint."""
-
-    @abstractmethod
-    def _read(self, own: Mapping[str, Any]) -> Any:
-        """Read the result of `_own_state` from a checkpoint."""
-
-    @abstractmethod
-    def _resume(self, read: Any) -> None:
-        """Continue from the result of `_read`."""
+        self.table = self._table(0, self._generator, framed=False)
 
     def draw_apart(self, rank: int) -> None:
         self._rank = rank
@@ -102,7 +89,8 @@ class _Keeper(DataSource):
         seeds: dict[str, Tree] = {"seed": np.array(self._seed), "beginnings": np.array(beginnings)}
         if not whole:
             return seeds
-        kept = {**self.table.state(), "step_bytes": np.array(self._step_bytes), **self._own_state()}
+        pace, step_bytes = np.array(astuple(self._pace), np.float64), np.array(self._step_bytes)
+        kept = {**self.table.state(), "step_bytes": step_bytes, "pace": pace}
         place = json.dumps(self._generator.bit_generator.state).encode()
         return {
             **seeds,
@@ -115,9 +103,10 @@ class _Keeper(DataSource):
         if not state:
             return self._discard()
         own: dict[str, Any] = {}
-        before, generator = self._generator, np.random.Generator(np.random.PCG64())
+        generator, step_bytes = np.random.Generator(np.random.PCG64()), 0.0
+        # Everything is read before the first change: a wrong state leaves this source as it is.
         try:
-            # Checkpoints of older versions have fewer entries.
+            # A checkpoint before the first update may have fewer entries.
             seeds = int(state.get("seed", self._seed)), int(state.get("beginnings", 0))
             if self._saved and "modules" in state:
                 if (found := int(state.get("format", 1))) != _FORMAT:
@@ -126,20 +115,16 @@ class _Keeper(DataSource):
                         f"Juggler reads format {_FORMAT}: resume with save_replay = false, which "
                         "begins with an empty one"
                     )
+                # The draws continue where they were, in a table like the saved one.
                 generator.bit_generator.state = json.loads(state["generator"].tobytes())
-                own = state["modules"].get(DEFAULT_MODULE, {})
-            # Everything is read before the first change: a wrong state leaves this source as it is.
-            if own:
-                self._generator, step_bytes = generator, float(own["step_bytes"])
+                own = state["modules"][DEFAULT_MODULE]
+                step_bytes, pace = float(own["step_bytes"]), self._counts(*own["pace"].tolist())
                 steps = self._room.steps_of(step_bytes) if step_bytes else 0
-                table = self._table(steps, framed=FRAMES in own["table"])
+                table = self._table(steps, generator, framed=FRAMES in own)
                 if step_bytes:
                     table.prepare(own)
-                read = self._read(own)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the checkpoint holds no replay table: {error!r}") from None
-        finally:
-            self._generator = before
         # From here on, nothing can fail but memory.
         self._seed, self._beginnings = seeds
         self._forget()  # memory cannot hold both the old and the new rows
@@ -147,8 +132,7 @@ class _Keeper(DataSource):
             if step_bytes:
                 table.restore(own, device)
             self._generator, self.table, self._step_bytes = generator, table, step_bytes
-            self._began = True
-            self._resume(read)
+            self._began, self._pace = True, pace
 
     def _discard(self) -> None:
         """Discard all rows, and start a new sequence of draws."""
@@ -163,12 +147,12 @@ class _Keeper(DataSource):
         self._room.taken_by(rows)
         each = bytes_of_step(rows)
         steps = self._room.steps_of(each, steps_of_row(rows))
-        self.table = self._table(steps, framed=FRAMES in rows)
+        self.table = self._table(steps, self._generator, framed=FRAMES in rows)
         self._step_bytes = each
 
-    def _table(self, steps: int, *, framed: bool) -> ReplayTable:
+    def _table(self, steps: int, generator: np.random.Generator, *, framed: bool) -> ReplayTable:
         kind = FrameTable if framed else EpisodeTable if self._episodes else ReplayTable
-        return kind(steps, self._alpha, self._generator, self._room.directory, self._marks)
+        return kind(steps, self._alpha, generator, self._room.directory, self._marks)
 
 
 def apart(generator: np.random.Generator, rank: int) -> np.random.Generator:
@@ -192,6 +176,7 @@ class _Pace:
     steps: float = 0.0
     drawn: float = 0.0
     samples: float = 0.0
+    stale: float = 0.0  # priorities of rows that had left
 
 
 class Replay(_Keeper):
@@ -225,6 +210,8 @@ class Replay(_Keeper):
         ValueError: a number is out of range, such as size = 0, with which draws would never end.
     """
 
+    _counts = _Pace
+
     def __init__(
         self,
         rows: Callable[[Columns], dict[str, Any]],
@@ -255,8 +242,7 @@ class Replay(_Keeper):
 
     def _forget(self) -> None:
         super()._forget()
-        self._pace, self._stale = _Pace(), 0
-        self._drawn = Drawn({}, _NONE, _NONE)
+        self._drawn = _NONE  # slots of the last draw
 
     def add(self, sample: Columns, sums: Sums = alone) -> Iterator[Columns]:
         """Insert a sample and yield draws, each with current priorities."""
@@ -303,11 +289,11 @@ class Replay(_Keeper):
         """
         if not self._alpha:
             return
-        if self._is_trial and len(self._drawn.slots):
+        if self._is_trial and len(self._drawn):
             self._check(priorities)
         if priorities is not None:
             values = priorities.detach().cpu().double().numpy()  # [B]
-            self._stale += self.table.update_priorities(self._drawn, values)
+            self._pace.stale += self.table.update_priorities(self._drawn, values)
 
     def _check(self, given: Tensor | None) -> None:
         """Check a trial's priorities. A run ignores infinite ones and NaN."""
@@ -342,24 +328,10 @@ class Replay(_Keeper):
             "replay_rows_waiting": float(table.came_rows - table.drawn_rows - table.unused_rows),
             "replay_rows_unused": float(table.unused_rows),
             "replay_steps_missing": float(missing),
-            "stale_priorities": float(self._stale),
+            "stale_priorities": pace.stale,
             "samples_per_insert": pace.drawn / max(pace.rows, 1),
             "updates_per_step": pace.samples / max(pace.steps, 1),
         }
-
-    def _own_state(self) -> dict[str, Tree]:
-        return {
-            "counts": np.array(astuple(self._pace)),  # [7]
-            "stale_priorities": np.array(self._stale),
-        }
-
-    def _read(self, own: Mapping[str, Any]) -> Any:
-        if own["counts"].shape != (7,):
-            raise ValueError(f"the checkpoint's replay has {len(own['counts'])} counts, not 7")
-        return _Pace(*own["counts"].tolist()), int(own["stale_priorities"])
-
-    def _resume(self, read: Any) -> None:
-        self._pace, self._stale = read
 
     def _rows_of(self, columns: Columns) -> dict[str, Any]:
         """Convert columns to table rows; frames stay deduplicated."""
@@ -370,7 +342,7 @@ class Replay(_Keeper):
 
     def _draw(self) -> dict[str, Any]:
         drawn, pace = self.table.sample(self._size), self._pace
-        self._drawn = drawn._replace(rows={})
+        self._drawn = drawn.slots
         rows = episodes_of_rows(drawn.rows) if self._episodes else drawn.rows
         pace.due -= self._size
         pace.drawn += self._size
@@ -386,6 +358,14 @@ class Replay(_Keeper):
         rows[NEW_STEPS] = torch.full((), int(pace.new_steps), device=device)  # []
         pace.new_steps = 0.0
         return rows
+
+
+@dataclass
+class _Mixing:
+    """Counts of arrivals, and the old steps due."""
+
+    due: float = 0.0  # old steps still to be drawn; below 0: excess of earlier draws
+    arrived: float = 0.0  # samples
 
 
 class MixInReplay(_Keeper):
@@ -413,6 +393,7 @@ class MixInReplay(_Keeper):
     """
 
     keeps_rows = True
+    _counts = _Mixing
     _marks = ("steps", "arrived")  # live steps; number of earlier samples
 
     def __init__(
@@ -433,8 +414,6 @@ class MixInReplay(_Keeper):
 
     def _forget(self) -> None:
         super()._forget()
-        self._arrived = 0  # samples
-        self._due = 0.0  # old steps still to be drawn; below 0: excess of earlier draws
         self._metrics: dict[str, float] = {}
 
     def add(self, sample: Columns, sums: Sums = alone) -> Iterator[Columns]:
@@ -446,8 +425,8 @@ class MixInReplay(_Keeper):
             self._make_table(rows)
             slots, marks = self.table.insert(rows), self.table.marks
             marks["steps"][slots] = rows[c.LIVE].sum(1)[-len(slots) :].cpu().numpy()
-            marks["arrived"][slots] = self._arrived
-        self._arrived += 1
+            marks["arrived"][slots] = self._pace.arrived
+        self._pace.arrived += 1
         self._began = True
 
     def expect(self, sample: Columns) -> float:
@@ -474,26 +453,17 @@ class MixInReplay(_Keeper):
         super().restore(state, device)
         self._source.clear()
 
-    def _own_state(self) -> dict[str, Tree]:
-        return {"due": np.array(self._due), "count": np.array(self._arrived)}
-
-    def _read(self, own: Mapping[str, Any]) -> Any:
-        return float(own["due"]), int(own["count"])
-
-    def _resume(self, read: Any) -> None:
-        self._due, self._arrived = read
-
     def _mixed(self, columns: Columns) -> dict[str, Any]:
         if columns[c.LIVE].ndim != 2:
             raise ValueError(
                 "replay_share: old rows cannot be mixed into samples that each member of a "
                 "population has of its own; set it to 0"
             )
-        self._due += int(columns[c.LIVE].sum()) * self._old_per_new
+        self._pace.due += int(columns[c.LIVE].sum()) * self._old_per_new
         # Drawn before this sample is inserted: its own rows are not old yet.
         slots, marks = self._slots_due(), self.table.marks  # [B]
         steps = marks["steps"][slots]  # [B]
-        ages = (self._arrived - marks["arrived"][slots]) * steps  # [B]
+        ages = (self._pace.arrived - marks["arrived"][slots]) * steps  # [B]
         self._metrics = {
             "replayed_steps": float(steps.sum()),
             "replay_age": float(ages.sum() / max(steps.sum(), 1)),
@@ -511,12 +481,14 @@ class MixInReplay(_Keeper):
 
         The last row may exceed them; all rows are drawn if they have fewer.
         """
-        most = min(self.table.size, max(ceil(self._due), 0))  # a row has at least one live step
+        most = min(
+            self.table.size, max(ceil(self._pace.due), 0)
+        )  # a row has at least one live step
         slots = self._generator.choice(self.table.size, most, replace=False) if most else _NONE
         sums = self.table.marks["steps"][slots].cumsum()  # [B]
-        count = int(np.searchsorted(sums, self._due)) + 1
+        count = int(np.searchsorted(sums, self._pace.due)) + 1
         if count > most:  # too few rows
-            self._due = min(self._due, 0.0)
+            self._pace.due = min(self._pace.due, 0.0)
             return slots
-        self._due -= int(sums[count - 1])
+        self._pace.due -= int(sums[count - 1])
         return slots[:count]

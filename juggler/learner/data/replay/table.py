@@ -234,13 +234,11 @@ class Drawn(NamedTuple):
     Attributes:
         rows: by name, tensors [B, ...] or trees of them.
         slots: [B]
-        generations: [B] of these slots; [0] without priorities, which need no generations.
         shares: [B] probability of each row to be drawn, up to a factor; none: all were equal.
     """
 
     rows: dict[str, Any]
     slots: Slots
-    generations: NDArray[np.int64]
     shares: NDArray[np.float64] | None = None
 
 
@@ -257,9 +255,6 @@ class ReplayTable:
     Attributes:
         capacity: maximum number of rows.
         size: number of rows, which are in the first slots.
-        generations: int64 [capacity], the number of the row in each slot, counted from 1 in order
-            of arrival; 0: empty. If a slot's generation has changed since a draw, its row has been
-            replaced.
         drawn: [capacity] uint8, 1: the row was drawn.
         marks: by name, int64 [capacity].
         came_rows: number of rows that arrived.
@@ -277,12 +272,10 @@ class ReplayTable:
     ) -> None:
         self._alpha, self._generator, self._directory = alpha, generator, directory
         self.came_rows = self.drawn_rows = self.unused_rows = 0
+        self.size = self._next = self._inserted = 0  # see `_empty`
         self._highest = 1.0  # of all priorities so far
-        self._came = 0  # generations so far
         self._columns: ColumnStorage | None = None
         self.marks: dict[str, NDArray[np.int64]] = dict.fromkeys(marks, _NONE)
-        self.capacity, self.size, self._next = capacity, 0, 0
-        self._weights: SumTree | None = None
         self._empty(capacity)
 
     def insert(self, rows: dict[str, Any]) -> Slots:
@@ -304,24 +297,18 @@ class ReplayTable:
             self._columns = ColumnStorage(rows, self.capacity, self._directory)
         self._columns.check(rows)
         # Rows go into the slots after the newest row, over the oldest rows.
-        slots = self._next + np.arange(count)  # [n]
-        wraps = self._next + count > self.capacity
-        if wraps:
-            slots %= self.capacity
-        here = slots if wraps else slice(self._next, self._next + count)  # a slice is faster
-        excess = max(0, self.size + count - self.capacity)
-        self._leave(slots[count - excess :])
+        slots = (self._next + np.arange(count)) % self.capacity  # [n]
         try:
             self._columns.write(slots, rows)
         except BaseException:  # half a row is never drawn
             self._discard_all()
             raise
-        # Only complete rows get a generation: a slot of generation 0 is empty.
-        self.generations[here] = np.arange(self._came + 1, self._came + count + 1)
-        self.drawn[here] = 0
-        self._came += count
+        self._leave(slots[slots < self.size])
+        # A new row is undrawn, and has the largest priority so that it is drawn soon.
+        self.drawn[slots] = 0
         self._next = (self._next + count) % self.capacity
-        self.size += count
+        self.size = min(self.size + count, self.capacity)
+        self._inserted += count
         self.came_rows += came
         self.unused_rows += came - count  # there was no room for these
         if self._weights is not None:
@@ -342,23 +329,27 @@ class ReplayTable:
             first.sort()
             self.drawn_rows += 1 + int(np.count_nonzero(first[1:] != first[:-1]))
             self.drawn[first] = 1
-        generations = self.generations[slots] if self._alpha else _NONE
-        return Drawn(self.rows(slots), slots, generations, shares)
+        self._inserted = 0
+        return Drawn(self.rows(slots), slots, shares)
 
-    def update_priorities(self, drawn: Drawn, priorities: NDArray[np.float64]) -> int:
-        """Set drawn rows' priorities [B]; return how many rows have left.
+    def update_priorities(self, slots: Slots, priorities: NDArray[np.float64]) -> int:
+        """Set priorities [B] of the last draw; return how many rows left.
 
         Priorities of rows that have left, or that are not finite, are ignored.
+
+        Args:
+            slots: [B], of the last draw.
+            priorities: [B]
         """
-        if not self._alpha or self._weights is None:
+        if self._weights is None:
             return 0
-        here = self.generations[drawn.slots] == drawn.generations  # [B]
+        ages = (self._next - 1 - slots) % self.capacity  # [B] 0: the newest row
+        here = ages >= self._inserted  # [B]
         usable = here & np.isfinite(priorities)  # [B]
-        slots = drawn.slots[usable]  # [b]
-        if len(slots):
+        if usable.any():
             values = np.maximum(priorities[usable], _MIN_PRIORITY)  # [b]
             self._highest = max(self._highest, float(values.max()))
-            self._weights[slots] = values**self._alpha
+            self._weights[slots[usable]] = values**self._alpha
         return int((~here).sum())
 
     def rows(self, slots: Slots) -> dict[str, Any]:
@@ -368,25 +359,21 @@ class ReplayTable:
 
     def oldest_first(self) -> Slots:
         """Return the slots [size] in the order in which their rows arrived."""
-        return _in_order(self.generations[: self.size])
+        return _ring(self._next, self.size)
 
     def state(self) -> dict[str, Tree]:
         """Return all rows as host arrays, and the state of the draws."""
-        slots, size = self.oldest_first(), self.size  # [size]
-        table: dict[str, Tree] = {
+        size, weights = self.size, self._weights
+        counts = [self._next, self.came_rows, self.drawn_rows, self.unused_rows]
+        return {
             "columns": self._columns.first(size) if self._columns and size else {},
-            "generations": self.generations[:size].copy(),  # [size]
-            "counts": np.array([self._came, self._next]),
-        }
-        selection: dict[str, Tree] = {
-            "times": self.drawn[slots],
+            "counts": np.array(counts),
+            "drawn": self.drawn[:size].copy(),  # [size]
             # With this run's exponent.
-            "weights": np.zeros(0) if self._weights is None else self._weights[slots],
+            "weights": np.zeros(0) if weights is None else weights[np.arange(size)],
             "numbers": np.array([self._alpha, self._highest]),
-            "rows": np.array([self.came_rows, self.drawn_rows, self.unused_rows]),
+            **{name: each[:size].copy() for name, each in self.marks.items()},  # [size]
         }
-        marks = {name: each[:size].copy() for name, each in self.marks.items()}  # [size]
-        return {"table": table, "selection": selection, **marks}
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Check that this empty table fits a saved state, before allocation.
@@ -394,94 +381,67 @@ class ReplayTable:
         Raises:
             ValueError: the state is not this table's. KeyError and similar errors mean the same.
         """
-        table, selection = state["table"], state["selection"]
-        generations, used = table["generations"], len(table["generations"])
-        (came, following), size = table["counts"].tolist(), int(np.count_nonzero(generations))
-        # A table of another capacity, or another source's state, ends here.
-        is_sound = (
-            all(len(x) == used for _, x in tree_leaves(table["columns"]))
-            and bool(table["columns"]) == bool(used)
-            and size <= self.capacity
-            and len(np.unique(generations[generations > 0])) == size
-            and 0 <= generations.min(initial=0) <= generations.max(initial=0) <= came
-            and 0 <= following <= used
-        )
-        if not is_sound:
+        if missing := self.state().keys() - state.keys():
+            raise KeyError(min(missing))
+        # The arrays are as they were saved: checkpoints have digests.
+        if (size := len(state["drawn"])) > self.capacity:
             raise ValueError(
-                f"the checkpoint's replay table has {used} rows, and cannot continue in one of "
+                f"the checkpoint's replay table has {size} rows, and cannot continue in one of "
                 f"{self.capacity}: set replay_capacity and replay_memory as they were, or "
                 "save_replay = false"
             )
-        # There must be one number for each row: they are copied slot by slot.
-        shapes = dict.fromkeys(self.marks, (used,))
-        found = {name: state[name].shape for name in shapes}
-        shapes |= {"times": (size,), "weights": (size,), "numbers": (2,), "rows": (3,)}
-        found |= {name: selection[name].shape for name in shapes if name not in found}
-        if found != shapes and found != {**shapes, "weights": (0,)}:  # 0: without priorities
-            raise ValueError(f"the checkpoint's replay has other numbers than those of {size} rows")
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Restore the prepared state's rows on a device, part by part."""
-        table, selection = state["table"], state["selection"]
-        columns, used = table["columns"], len(table["generations"])
-        order, slots, self._next = self._placed(state)  # [size] both
-        each = sum(x.nbytes for _, x in tree_leaves(columns)) // max(1, used)  # bytes of a row
+        columns, (order, slots) = state["columns"], self._placed(state)  # [size] both
+        size = len(order)
+        each = sum(x.nbytes for _, x in tree_leaves(columns)) // max(1, size)  # bytes of a row
         at_once = max(1, _BYTES_AT_ONCE // max(1, each))
         # In parts: the rows and their copy on a device may not both fit into memory.
-        for first in range(0, len(order), at_once):
+        for first in range(0, size, at_once):
             part = slice(first, first + at_once)
             rows = tree_map(partial(_part, order[part], device), columns)
             if self._columns is None:
                 self._columns = ColumnStorage(rows, self.capacity, self._directory)
             self._columns.write(slots[part], rows)
-        self.size, self._came = len(order), int(table["counts"][0])
-        self.generations[slots] = table["generations"][order]
+        following, self.came_rows, self.drawn_rows, self.unused_rows = state["counts"].tolist()
+        self.size, self._next = size, (following if size == self.capacity else size) % self.capacity
+        self.drawn[slots] = state["drawn"][order]
         for name in self.marks:
             self.marks[name][slots] = state[name][order]
         # Saved weights have the exponent of the run that saved them.
-        before, self._highest = selection["numbers"].tolist()
-        self.came_rows, self.drawn_rows, self.unused_rows = selection["rows"].tolist()
-        self.drawn[slots] = np.minimum(selection["times"], 1)  # older versions counted draws
-        weights: Any = self._highest**self._alpha
-        if self._alpha and before:  # otherwise rows had no priorities
-            weights = selection["weights"] ** (self._alpha / before)  # [size]
+        before, self._highest = state["numbers"].tolist()
         if self._weights is not None:
-            self._weights[slots] = weights
+            self._weights[slots] = self._highest**self._alpha
+            if before:  # otherwise rows had no priorities
+                self._weights[slots] = state["weights"][order] ** (self._alpha / before)
 
-    def _placed(self, state: Mapping[str, Any]) -> tuple[Slots, Slots, int]:
-        """Return a saved state's rows to restore, their slots, the next slot.
+    def _placed(self, state: Mapping[str, Any]) -> tuple[Slots, Slots]:
+        """Return a saved state's rows, the oldest first, and their slots here.
 
-        The oldest row is first. Rows keep their slots if they form a ring here, which they do not
-        with another capacity or in an older version's order.
+        Rows keep their slots if they are a ring here too, so that draws find the same rows.
         """
-        order = _in_order(state["table"]["generations"])  # [size]
-        following, size = int(state["table"]["counts"][1]), len(order)
-        slots = (following - size + np.arange(size)) % max(1, self.capacity)  # [size]
-        is_ring = following < self.capacity and size in (following, self.capacity)
-        if is_ring and np.array_equal(order, slots):
-            return order, slots, following
-        return order, np.arange(size), size % max(1, self.capacity)
+        order = _ring(int(state["counts"][0]), len(state["drawn"]))  # [size]
+        return order, order if len(order) == self.capacity else np.arange(len(order))
 
     def _empty(self, capacity: int) -> None:
         """Discard all rows, and allocate this number of slots."""
         self.capacity, self.size = capacity, 0
         self._next = 0  # the slot of the next row
-        self.generations: NDArray[np.int64] = np.zeros(capacity, np.int64)  # [capacity]
+        self._inserted = capacity  # rows since the last draw: none of its rows is here
         self.drawn: NDArray[np.uint8] = np.zeros(capacity, np.uint8)  # [capacity]
         self.marks = {name: np.zeros(capacity, np.int64) for name in self.marks}
-        self._weights = SumTree(capacity) if self._alpha else None
+        self._weights: SumTree | None = SumTree(capacity) if self._alpha else None
 
     def _discard_all(self) -> None:
         """Discard all rows and their memory."""
-        self._leave(self.oldest_first())
+        self._leave(np.arange(self.size))
         self._columns = None
         self._empty(self.capacity)
 
     def _leave(self, slots: Slots) -> None:
-        """Remove the rows in different slots [n]."""
+        """Count the rows in different slots [n] that leave undrawn."""
         self.unused_rows += len(slots) - int(np.count_nonzero(self.drawn[slots]))
-        self.generations[slots] = 0
-        self.size -= len(slots)
 
 
 class FrameTable(ReplayTable):
@@ -531,29 +491,14 @@ class FrameTable(ReplayTable):
         return found
 
     def state(self) -> dict[str, Tree]:
-        found: dict[str, Any] = super().state()
         frames = {} if self._frames is None else self._frames.first(self._frames_used)[FRAMES]
-        table = {**found["table"], "stacks": self._stacks[: self.size].copy(), FRAMES: frames}
-        return {**found, "table": table}
-
-    def prepare(self, state: Mapping[str, Any]) -> None:
-        table = state["table"]
-        stacks, count = (
-            table["stacks"],
-            min((len(x) for _, x in tree_leaves(table[FRAMES])), default=0),
-        )
-        if stacks.shape[:1] != table["generations"].shape or not np.all(
-            (stacks >= 0) & (stacks < count)
-        ):
-            raise ValueError("the checkpoint's replay table names frames that it does not hold")
-        super().prepare(state)
+        return {**super().state(), "stacks": self._stacks[: self.size].copy(), FRAMES: frames}
 
     def restore(self, state: Mapping[str, Any], device: torch.device) -> None:
-        stacks, frames = state["table"]["stacks"], state["table"][FRAMES]
-        order, slots, _ = self._placed(state)  # [size] both
+        stacks, (order, slots) = state["stacks"], self._placed(state)  # [size, 2 k], [size] both
         self._stacks = np.zeros((self.capacity, stacks.shape[1]), np.int64)
         if len(order):
-            frames = tree_map(torch.from_numpy, frames)
+            frames = tree_map(torch.from_numpy, state[FRAMES])
             self._stacks[slots] = self._keep(frames, stacks[order], device)
         super().restore(state, device)
 
@@ -631,8 +576,8 @@ class EpisodeTable(ReplayTable):
         return super().insert(resized(rows, size, size_of(rows)))
 
     def prepare(self, state: Mapping[str, Any]) -> None:
-        if state["table"]["columns"]:
-            self._size = size_of(state["table"]["columns"])
+        if state["columns"]:
+            self._size = size_of(state["columns"])
             self._empty(self._capacity_for(self._size))
         super().prepare(state)
 
@@ -642,41 +587,28 @@ class EpisodeTable(ReplayTable):
     def _enlarge(self, size: Size) -> None:
         """Enlarge rows, column by column, so that at most one exists twice.
 
-        Longer rows are fewer, and move to the first slots. Otherwise rows keep their slots, and
-        only the columns of truncated episodes or of segments change, which are small.
+        They move to the first slots, the oldest first. Fewer rows fit if they become longer.
         """
-        before, longer = self._size, size.steps > self._size.steps
-        capacity = self._capacity_for(size) if longer else self.capacity
-        ordered = self.oldest_first()  # [size]
+        capacity, ordered = self._capacity_for(size), self.oldest_first()  # [size]
         dropped, kept = np.split(ordered, [max(0, len(ordered) - capacity)])  # [g], [n]
-        slots = np.arange(len(kept)) if longer else kept  # [n]
-        # Columns that do not grow stay where they are, without a copy.
-        changed = {*(c.FINALS if size.finals > before.finals else ())}
-        changed |= {*(c.SEGMENTS if size.segments > before.segments else ())}
         tree = {} if self._columns is None else self._columns.tree
         for name in sorted(tree, key=WITHOUT_STEPS.__contains__):  # added steps need the last ones
-            if (longer or name in changed) and next(tree_leaves(tree[name]), None):
-                tree[name] = self._rebuilt(name, size, kept, slots, capacity)
-        self._size = size
-        if not longer:
-            return
+            if next(tree_leaves(tree[name]), None):
+                tree[name] = self._rebuilt(name, size, kept, capacity)
+        # The ring restarts: priorities of earlier draws match no slot.
         self._leave(dropped)
-        drawn, marks = self.drawn[kept], self.marks  # [n]
+        self._size, drawn, marks = size, self.drawn[kept], self.marks  # [n]
         weights = None if self._weights is None else self._weights[kept]  # [n]
         self._empty(capacity)
         self.size, self._next = len(kept), len(kept) % capacity
-        # New numbers, so that priorities of earlier draws do not match any slot.
-        self.generations[slots] = self._came + 1 + slots
-        self._came += len(kept)
-        self.drawn[slots] = drawn
+        self.drawn[: self.size] = drawn
         for name, each in self.marks.items():
-            each[slots] = marks[name][kept]
+            each[: self.size] = marks[name][kept]
         if self._weights is not None and weights is not None:
-            self._weights[slots] = weights
+            self._weights[np.arange(self.size)] = weights
 
-    def _rebuilt(
-        self, name: str, size: Size, slots: Slots, places: Slots, capacity: int
-    ) -> ColumnStorage:
+    def _rebuilt(self, name: str, size: Size, slots: Slots, capacity: int) -> ColumnStorage:
+        """Copy some slots of a column into a larger column."""
         columns, needed = self._columns, {name, LAST.get(name, name)}
         assert columns is not None
 
@@ -685,16 +617,20 @@ class EpisodeTable(ReplayTable):
 
         made = ColumnStorage(rows(_NONE), capacity, self._directory)
         for first in range(0, len(slots), _EPISODES_AT_ONCE):  # all of them may exceed the memory
-            part = slice(first, first + _EPISODES_AT_ONCE)
-            made.write(places[part], rows(slots[part]))
+            some = slots[first : first + _EPISODES_AT_ONCE]
+            made.write(first + np.arange(len(some)), rows(some))
         found: ColumnStorage = made.tree[name]
         return found
 
 
-def _in_order(generations: NDArray[np.int64]) -> Slots:
-    """Return occupied slots [n], the oldest row first."""
-    slots = np.flatnonzero(generations)  # [n]
-    return slots[np.argsort(generations[slots])]
+def _ring(following: int, size: int) -> Slots:
+    """Return the slots [size] of a ring, the oldest row first.
+
+    Args:
+        following: slot of the next row; it is `size` while the ring fills.
+        size: number of rows.
+    """
+    return (following + np.arange(size)) % max(1, size)
 
 
 def _part(slots: Slots, device: torch.device, column: NDArray[Any]) -> Tensor:
