@@ -238,7 +238,7 @@ class _Seeds(Runs):
         self._goal = config.driver.stop_steps
         self._waiting = list(range(config.driver.seed, config.driver.seed + seeds))
         self._count = seeds
-        self._at_work: dict[int, int] = {}  # seeds by process id
+        self._at_work: dict[RunProcess, int] = {}  # seeds
         self.reached: dict[int, dict[str, Any]] = {}  # by seed
         self._failed: dict[int, str] = {}
 
@@ -249,11 +249,11 @@ class _Seeds(Runs):
         config = self.directory / f"seed-{seed}.toml"
         config.write_bytes(to_toml({**self._values, "seed": seed}))
         run = RunProcess(config, self.directory / f"seed-{seed}")
-        self._at_work[run.pid] = seed
+        self._at_work[run] = seed
         return run
 
     def over(self, run: RunProcess, end: RunExit) -> None:
-        seed = self._at_work.pop(run.pid)
+        seed = self._at_work.pop(run)
         if end.interrupted:
             return
         reached = _reached(seed, run.run_dir, end)
@@ -289,7 +289,7 @@ class _Seeds(Runs):
             steps = run.newest.get("env_steps_trained", 0)
             bar = ProgressBar(total=self._goal, completed=steps, width=16) if self._goal else ""
             returns = number(run.newest.get(_RETURN))
-            table.add_row(f"{self._at_work[run.pid]}", bar, returns, quantity(steps))
+            table.add_row(f"{self._at_work[run]}", bar, returns, quantity(steps))
         return table
 
 

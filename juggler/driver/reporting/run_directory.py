@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, Self, TypeAlias
@@ -127,7 +128,7 @@ class RunDirectory:
         text = to_toml(config)
         try:
             if path is None:
-                path = _make_default(name)
+                path = make_default(name)
             else:
                 must_be_free(path)
             path.mkdir(parents=True, exist_ok=True)
@@ -295,18 +296,16 @@ def _filled(value: Any) -> Any:
     return {key: _filled(each) for key, each in value.items() if each is not None}
 
 
-def _make_default(name: str) -> Path:
+def make_default(name: str) -> Path:
     """Create a new directory under runs/."""
     clean = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
     stem = f"{clean}-{datetime.now():%Y%m%d-%H%M%S}"
-    attempt = 1
-    while True:
+    for attempt in count(1):
         path = Path(RUNS) / (stem if attempt == 1 else f"{stem}-{attempt}")
-        try:
+        with contextlib.suppress(FileExistsError):
             path.mkdir(parents=True)
-            return path
-        except FileExistsError:
-            attempt += 1
+            break
+    return path
 
 
 def _lock(path: Path, metrics: BinaryIO) -> None:
