@@ -247,12 +247,10 @@ def read_run(path: Path, name: str, group: str = "", smooth: int = 1) -> RunCurv
 def smoothed(column: Column, lines: int) -> Column:
     """Average a column over a number of lines; NaN stays NaN."""
     known = np.isfinite(column)  # [lines]
-    sums = np.cumsum(np.where(known, column, 0.0))  # [lines]
-    counts = np.cumsum(known).astype(np.float64)  # [lines]
-    if lines == 1 or not known.any():
-        return column
-    for total in (sums, counts):
-        total[lines:] -= total[:-lines].copy()
+    sums, counts = (
+        np.convolve(each, np.ones(lines))[: len(column)]  # [lines]
+        for each in (np.where(known, column, 0.0), known)
+    )
     return np.where(known, sums / np.maximum(counts, 1), np.nan)
 
 

@@ -24,7 +24,7 @@ from juggler.cli.arguments import AccessArguments, Flag, command
 from juggler.driver.reporting.wording import (
     LEAGUE_RETURNS,
     clock,
-    named_returns,
+    mean_return,
     number,
     plain,
     quantity,
@@ -232,14 +232,9 @@ def _metrics(line: Mapping[str, Any]) -> dict[str, str]:
     dropped = dict(sorted(line["env_steps_dropped"].items()))
     lost = line["env_steps_lost_unreported"]
     generation, update = line["weights_version"]
-    modules, league = line.get("by_module", {}), line.get("league")
     return {
-        "return": f"{number(line['episode_return_mean'])} over the last 100 of "
-        f"{line['episodes']:,} episodes",
-        **_returns("modules", {_module(name, each): each for name, each in modules.items()}),
-        **({"": f"of {LEAGUE_RETURNS}"} if league and modules else {}),
-        **_league(league),
-        **_returns("agents", line.get("by_agent", {})),
+        "return": plain(f"{mean_return(line)} over the last 100 of {line['episodes']:,} episodes"),
+        **_league(line),
         # The steps balance: what was sampled is the sum of what follows it.
         "steps": f"{quantity(line['env_steps_sampled'])} sampled = "
         f"{quantity(line['env_steps_trained'])} trained + {quantity(sum(dropped.values()))} "
@@ -253,19 +248,13 @@ def _metrics(line: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _module(module_id: str, line: Mapping[str, Any]) -> str:
-    return f"{module_id}{' (not trained)' if 'env_steps_played' in line else ''}"
-
-
-def _league(league: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return a row about a league's players, if any."""
-    if league is None:
+def _league(line: Mapping[str, Any]) -> dict[str, str]:
+    """Return rows about a league's players, if any."""
+    if (league := line.get("league")) is None:
         return {}
     ratings = [f"{plain(name)} {each['elo']:.0f}" for name, each in league["learning"].items()]
-    return {
-        "league": f"{league['players']} players, {league['historical']} of them frozen; Elo "
-        f"{', '.join(ratings)}"
-    }
+    players = f"{league['players']} players, {league['historical']} of them frozen"
+    return {"": f"of {LEAGUE_RETURNS}", "league": f"{players}; Elo {', '.join(ratings)}"}
 
 
 def _simulators(status: Status) -> dict[str, str]:
@@ -276,12 +265,6 @@ def _simulators(status: Status) -> dict[str, str]:
     )
     text = f"{connected:,} connected, with {environments:,} environments"
     return {"simulators": text} if shown else {}
-
-
-def _returns(title: str, of: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return a row with each module's or agent's mean return."""
-    means = {plain(name): each["episode_return_mean"] for name, each in of.items()}
-    return {title: named_returns(means)} if of else {}
 
 
 def _workers(status: Status, left_out: Sequence[str]) -> Table:

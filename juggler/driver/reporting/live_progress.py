@@ -25,7 +25,6 @@ from juggler.driver.reporting.wording import (
     clock,
     conclude,
     each_return,
-    goal_returns,
     missing_steps,
     number,
     plain,
@@ -249,7 +248,7 @@ def _bar(first: float | None, now: float | None, goal: float | None) -> Renderab
 
 def _returns(line: Mapping[str, Any]) -> dict[str, float | None]:
     """Return mean returns of episodes, modules and agents by name."""
-    return {EPISODE: line.get("episode_return_mean"), **goal_returns(line)}
+    return {EPISODE: line.get("episode_return_mean"), **(line.get("stop_returns") or {})}
 
 
 def _shown(count: float | None) -> str:

@@ -107,15 +107,14 @@ class RunDirectory:
     - `checkpoints/`: see `juggler.runtime.checkpoints`.
     """
 
-    def __init__(self, path: Path, metrics: BinaryIO, config: bytes) -> None:
+    def __init__(self, path: Path, config: bytes) -> None:
         # Absolute, since a script may change its working directory during a run
         self.path = path.absolute()
         self.checkpoints = self.path / DIRECTORY
         # Another run has the directory, so this one must not write there
         self.taken = False
         self._config = config
-        self._metrics = metrics
-        self._end = metrics.seek(0, os.SEEK_END)  # of the last whole line
+        self._metrics = self._opened()
         self._problem = ""  # of the last line
 
     @classmethod
@@ -126,20 +125,13 @@ class RunDirectory:
             RunDirectoryError: the directory is not empty, or cannot be created.
         """
         text = to_toml(config)
+        if path is not None:
+            must_be_free(path)
         try:
-            if path is None:
-                path = make_default(name)
-            else:
-                must_be_free(path)
-            path.mkdir(parents=True, exist_ok=True)
-            write_synced(path / CONFIG_FILE, text)
-            (path / DIRECTORY).mkdir()
-            metrics = (path / METRICS_FILE).open("xb", buffering=0)
+            return cls(path or make_default(name), text)
         except OSError as error:
             why = error.strerror or error
             raise RunDirectoryError(f"cannot make the run directory {path}: {why}") from error
-        _lock(path, metrics)
-        return cls(path, metrics, text)
 
     @classmethod
     def open(cls, path: Path, config: Mapping[str, Any]) -> Self:
@@ -147,15 +139,9 @@ class RunDirectory:
         must_be_resumable(path)
         text = to_toml(config)
         try:
-            (path / DIRECTORY).mkdir(exist_ok=True)
-            metrics = (path / METRICS_FILE).open("a+b", buffering=0)
-            _lock(path, metrics)
-            metrics.seek(0)  # a killed run may not have finished its last line
-            metrics.truncate(metrics.read().rfind(b"\n") + 1)
-            write_synced(path / CONFIG_FILE, text)
+            return cls(path, text)
         except OSError as error:
             raise RunDirectoryError(f"cannot write in the run directory {path}: {error}") from error
-        return cls(path, metrics, text)
 
     def discard(self) -> None:
         """Undo `create`, for a run that never started."""
@@ -168,37 +154,44 @@ class RunDirectory:
     def renew(self) -> bool:
         """Create the directory again if it was deleted or moved; return whether."""
         file = self.path / METRICS_FILE
+        # Another file is of another run, even after the end of that run.
         try:
-            if os.path.samestat(file.stat(), os.fstat(self._metrics.fileno())):
+            self.taken = not os.path.samestat(file.stat(), os.fstat(self._metrics.fileno()))
+            if not self.taken:
                 return False
         except FileNotFoundError:
-            pass
+            self.taken = False
         except OSError as error:
             raise RunDirectoryError(
                 f"cannot read the run directory {self.path}: {error}"
             ) from error
         lost = f"the run directory {self.path} was deleted or moved, and"
-        others = RunDirectoryError(
-            f"{lost} another run has taken it: metrics and checkpoints of this run are lost"
-        )
-        # Even after the end of that run: its files are not this run's.
-        if self.taken and file.exists():
-            raise others
+        if self.taken:
+            raise RunDirectoryError(
+                f"{lost} another run has taken it: metrics and checkpoints of this run are lost"
+            )
+        former = self._metrics
         try:
-            (self.path / DIRECTORY).mkdir(parents=True, exist_ok=True)
-            with contextlib.ExitStack() as until_it_is_ours:
-                metrics = until_it_is_ours.enter_context(file.open("a+b", buffering=0))
-                # Another driver may have created the directory in the meantime.
-                self.taken = not lock(metrics)
-                if self.taken:
-                    raise others
-                write_synced(self.path / CONFIG_FILE, self._config)
-                until_it_is_ours.pop_all()
+            self._metrics = self._opened()
         except OSError as error:
             raise RunDirectoryError(f"{lost} cannot be created again: {error}") from error
-        self.close()
-        self._metrics, self._end = metrics, metrics.seek(0, os.SEEK_END)
+        former.close()
         return True
+
+    def _opened(self) -> BinaryIO:
+        """Make what is missing, lock the metrics, and cut a half-written last line."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        metrics = (self.path / METRICS_FILE).open("a+b", buffering=0)
+        if not lock(metrics):
+            metrics.close()
+            raise RunDirectoryError(
+                f"another process is writing in {self.path}; stop that run before you resume it"
+            )
+        metrics.seek(0)
+        self._end = metrics.read().rfind(b"\n") + 1  # of the last whole line
+        metrics.truncate(self._end)
+        write_synced(self.path / CONFIG_FILE, self._config)
+        return metrics
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Append a line to `metrics.jsonl`."""
@@ -306,15 +299,6 @@ def make_default(name: str) -> Path:
             path.mkdir(parents=True)
             break
     return path
-
-
-def _lock(path: Path, metrics: BinaryIO) -> None:
-    """Keep other runs out while the file is open."""
-    if not lock(metrics):
-        metrics.close()
-        raise RunDirectoryError(
-            f"another process is writing in {path}; stop that run before you resume it"
-        )
 
 
 def lock(file: BinaryIO) -> bool:
@@ -444,20 +428,17 @@ def find_driver_from_elsewhere(
     Raises:
         RunDirectoryError: after the wait the run still has no driver that other hosts can dial.
     """
-    began = time.monotonic()
-    waits = False
-    while True:
+    ends = time.monotonic() + timeout
+    for attempt in count():
         try:
             addresses, host = _announced(run_dir)
             break
         except RunDirectoryError:
-            if time.monotonic() - began > timeout:
+            if time.monotonic() > ends:
                 raise
-            if not waits:
-                report(
-                    f"no driver has written its address in {run_dir} yet: waiting {timeout:.0f} s"
-                )
-            waits = True
+            if not attempt:
+                waits = f"waiting {timeout:.0f} s"
+                report(f"no driver has written its address in {run_dir} yet: {waits}")
             time.sleep(_LOOK_SECONDS)
     # The first address is the driver's Unix socket, which only its host can dial.
     if len(addresses) < 2:
