@@ -157,12 +157,6 @@ def _from_json(arguments: list[str]) -> dict[str, Any]:
 #: Environment variable of a program that replaces a worker: the former incarnation.
 PREDECESSOR: Final = "JUGGLER_PREDECESSOR"
 _FIRST_ANSWER_SECONDS: Final = 60.0  # time for a driver to answer a worker that has not lost one
-#: Options of earlier versions, with what to do instead.
-_RETIRED: Final = {
-    "--days": "certificates are valid for a year: replace the files of --tls before it ends",
-    "--log": "leave it out; in Python, juggler.plot(...).figure has the axes",
-    "--timeout": "a worker waits 60 s for its first driver, or --reattach-seconds for another one",
-}
 #: A line break that ends neither a paragraph nor an item of a list.
 _WITHIN: Final = re.compile(r"(?<!\n)\n(?!\n|- )")
 
@@ -290,9 +284,6 @@ def parse(
     file. Without `checked`, invalid values are read as None.
     """
     options: dict[str, Any] = {} if default is None else {"default": default}
-    for option in {each.partition("=")[0] for each in arguments} & _RETIRED.keys():
-        if _key(option) not in {each.name for each in fields(kind)}:  # type: ignore[arg-type]
-            raise ConfigError(f"{option}: {_RETIRED[option]}")
     # `from` is a keyword of Python, so the field has another name.
     arguments = [re.sub(r"^--from(?=$|=)", "--from-checkpoint", each) for each in arguments]
     arguments = _with_a_table_for_the_league(arguments)
@@ -454,13 +445,11 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        if not explains_itself(error):  # from user code, such as a callback
-            print(traceback_of(error), end="", file=sys.stderr)
-            return 1
-        failure = describe(error)
-        print(
-            f"juggler {command}: {failure.message}\n{failure.traceback}".rstrip(), file=sys.stderr
-        )
+        text = traceback_of(error)  # from user code, such as a callback
+        if explains_itself(error):
+            failure = describe(error)
+            text = f"juggler {command}: {failure.message}\n{failure.traceback}"
+        print(text.rstrip(), file=sys.stderr)
         return 1
 
 

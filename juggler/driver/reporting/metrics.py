@@ -132,13 +132,8 @@ class Episodes:
         """Mean number of steps over the last 100 episodes, or None."""
         return _mean(self.lengths)
 
-
-@dataclass(slots=True)
-class AgentMetrics(Episodes):
-    """Episodes in which one of several agents acted."""
-
-    def line(self) -> dict[str, Any]:
-        """Return the agent's part of a line."""
+    def returns_line(self) -> dict[str, Any]:
+        """Return the part of a line that each agent has."""
         return {
             "episodes": self.episodes,
             "episode_return_mean": self.return_mean,
@@ -147,23 +142,18 @@ class AgentMetrics(Episodes):
 
 
 @dataclass(slots=True)
-class ModuleMetrics(AgentMetrics):
+class ModuleMetrics(Episodes):
     """Episodes of the agents that a module plays, counted per agent."""
 
     played: int = 0  # reported steps of a module that is not trained
     # Staleness of the batches used in updates
     staleness: StalenessSince = field(default_factory=StalenessSince)
 
-    def line(self) -> dict[str, Any]:
+    def line(self, *, trained: bool = True) -> dict[str, Any]:
         """Return the module's part of a line."""
-        return {**self.staleness.collect(), **self._of_episodes()}
-
-    def played_line(self) -> dict[str, Any]:
-        """Return a line's part for a module that is not trained."""
-        return {"env_steps_played": self.played, **self._of_episodes()}
-
-    def _of_episodes(self) -> dict[str, Any]:
-        return {**AgentMetrics.line(self), "episode_length_mean": self.length_mean}
+        of_episodes = {**self.returns_line(), "episode_length_mean": self.length_mean}
+        own = self.staleness.collect() if trained else {"env_steps_played": self.played}
+        return {**own, **of_episodes}
 
 
 _STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # updates
@@ -193,7 +183,7 @@ class Metrics(Episodes):
     replays: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     workers: WorkerHistories = field(default_factory=WorkerHistories)
     by_module: dict[str, ModuleMetrics] = field(default_factory=dict)
-    by_agent: dict[str, AgentMetrics] = field(default_factory=dict)
+    by_agent: dict[str, Episodes] = field(default_factory=dict)
     staleness: Histogram = field(default_factory=lambda: Histogram(_STALENESS))
     rate: TrainingRate = field(default_factory=TrainingRate)
     updates: int = 0
@@ -205,8 +195,8 @@ class Metrics(Episodes):
     _ended_last: tuple[float, int] = (0.0, 0)  # (training time, steps trained)
     _episodes_last: int = 0
 
-    def of_agent(self, agent: str) -> AgentMetrics:
-        return self.by_agent.setdefault(agent, AgentMetrics())
+    def of_agent(self, agent: str) -> Episodes:
+        return self.by_agent.setdefault(agent, Episodes())
 
     def returns_of(self, name: str) -> Sequence[float]:
         """Return the newest returns of a module or agent; "": of environments.
@@ -272,17 +262,15 @@ class Metrics(Episodes):
             self.by_agent[agent].evaluation_return = sum(of_agent[agent]) / len(of_agent[agent])
 
     def learner_left(self, worker_id: str) -> None:
-        self.modules = {
-            key: reported for key, reported in self.modules.items() if key[0] != worker_id
-        }
-        self.replays = {key: books for key, books in self.replays.items() if key[0] != worker_id}
+        for reported in (self.modules, self.replays):
+            for key in [key for key in reported if key[0] == worker_id]:
+                del reported[key]
 
     def keep(self, module_ids: Container[str]) -> None:
         """Forget all other modules: a league adds and removes players."""
-        self.modules = {
-            key: reported for key, reported in self.modules.items() if key[1] in module_ids
-        }
-        self.replays = {key: books for key, books in self.replays.items() if key[1] in module_ids}
+        for reported in (self.modules, self.replays):
+            for key in [key for key in reported if key[1] not in module_ids]:
+                del reported[key]
         self.by_module = {key: of for key, of in self.by_module.items() if key in module_ids}
 
     def continue_from(self, training_time: float, steps_trained: int) -> None:
@@ -310,12 +298,10 @@ class Metrics(Episodes):
         # Tables that most runs have no use for are left out: lines are written every second.
         return {
             **self._staleness_lately.collect(),
-            "episodes": self.episodes,
-            "episode_return_mean": self.return_mean,
+            **self.returns_line(),
             "episode_return_age": training_time - self._ended_last[0] if self.returns else None,
             "episode_length_mean": self.length_mean,
             "steps_per_second": self.rate.per_second(),
-            "evaluation_return_mean": self.evaluation_return,
             "seconds": self.workers.seconds(),
             "inference": self._inference(),
             "modules": self._modules(),

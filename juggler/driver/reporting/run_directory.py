@@ -344,19 +344,23 @@ _FRESH_SECONDS = 15.0  # a run writes a line each second
 def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
     """Read an ended run's summary, or {}, and describe damage to it."""
     file = run_dir / SUMMARY_FILE
+    with contextlib.suppress(OSError):
+        if file.stat().st_mtime_ns >= (run_dir / METRICS_FILE).stat().st_mtime_ns:
+            return read_or_problem(file, read_json)
+    return {}, ""
+
+
+def read_or_problem(file: Path, read: Callable[[Path], Any]) -> tuple[dict[str, Any], str]:
+    """Read a table from a file; return it, or {} and a problem."""
     try:
-        if file.stat().st_mtime_ns < (run_dir / METRICS_FILE).stat().st_mtime_ns:
-            return {}, ""
-        summary = read_json(file)
+        table = read(file)
+        return (table, "") if isinstance(table, dict) else ({}, f"{file.name} has no table")
     except FileNotFoundError:
-        return {}, ""
+        return {}, f"there is no {file.name}"
     except OSError as error:
-        return {}, f"cannot read {SUMMARY_FILE}: {error.strerror}"
+        return {}, f"cannot read {file.name}: {error.strerror}"
     except ValueError as error:
-        return {}, f"{SUMMARY_FILE} is damaged: {error}"
-    if not isinstance(summary, dict):
-        return {}, f"{SUMMARY_FILE} is damaged: it is not a JSON object"
-    return summary, ""
+        return {}, f"{file.name} is damaged: {error}"
 
 
 def state_of(run_dir: Path, summary: dict[str, Any]) -> RunState:

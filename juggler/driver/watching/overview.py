@@ -24,6 +24,7 @@ from juggler.driver.reporting.run_directory import (
     RunState,
     last_summary,
     number,
+    read_or_problem,
     state_of,
 )
 from juggler.driver.reporting.wording import algorithms
@@ -206,14 +207,7 @@ def _is_run(directory: Path) -> bool:
 
 def read_config(run_dir: Path) -> tuple[dict[str, Any], str]:
     """Read a run's flat configuration; return it, and a problem or ""."""
-    try:
-        return read_toml_table(run_dir / CONFIG_FILE), ""
-    except FileNotFoundError:
-        return {}, f"there is no {CONFIG_FILE}"
-    except OSError as error:
-        return {}, f"cannot read {CONFIG_FILE}: {error.strerror}"
-    except ValueError as error:
-        return {}, f"{CONFIG_FILE} is damaged: {error}"
+    return read_or_problem(run_dir / CONFIG_FILE, read_toml_table)
 
 
 def checkpoint_updates(run_dir: Path) -> tuple[int, ...]:
