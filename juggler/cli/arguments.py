@@ -17,6 +17,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 import docstring_parser
 import tyro
+from rich.console import Console
+from rich.table import Table
 
 from juggler.driver.config import ConfigError, RunConfig, instead_of, must_suit
 from juggler.driver.config_files import read_toml
@@ -30,7 +32,7 @@ from juggler.runtime.actors.endpoints import EndpointError, split_address
 from juggler.runtime.actors.health import Health
 from juggler.runtime.actors.logs import LogFormat, WorkerLog
 from juggler.runtime.actors.tls import Tls, read_tls
-from juggler.runtime.near_matches import all_of
+from juggler.runtime.near_matches import all_of, nearest
 from juggler.runtime.streams.shared_directory import shared_directory
 from juggler.runtime.user_tracebacks import traceback_of
 from juggler.runtime.wrong_value import misfit
@@ -466,6 +468,42 @@ def command(
             if option in arguments:
                 return other([each for each in arguments if each != option])
         return report_errors(name, lambda: work(parse(kind, arguments, name)))
+
+    return run
+
+
+_PIPE_COLUMNS: Final = 300  # without a terminal, nothing is cut off
+
+
+def make_console() -> Console:
+    """Make a console for tables."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)
+
+
+def make_table(words: Sequence[str], numbers: Sequence[str] = (), *last: str) -> Table:
+    """Make a table: columns of words, of numbers, and of words again."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (*words, *numbers, *last):
+        how: dict[str, Any] = {"justify": "right", "no_wrap": True} if name in numbers else {}
+        table.add_column(name, overflow="fold", min_width=min(len(name), 7), **how)
+    return table
+
+
+def choose(
+    name: str, what: str, usage: str, choices: Mapping[str, Callable[[Sequence[str]], int]]
+) -> Callable[[Sequence[str]], int]:
+    """Make the function of a command whose first word chooses another."""
+
+    def run(arguments: Sequence[str]) -> int:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(usage)
+            return 0
+        word, *rest = arguments
+        if word in choices:
+            return choices[word](rest)
+        print(f"juggler {name}: no {what} {word!r}{nearest(word, choices)}", file=sys.stderr)
+        return 2
 
     return run
 

@@ -13,8 +13,10 @@ from typing import Annotated
 
 import numpy as np
 import tyro
+from rich.table import Table
+from rich.text import Text
 
-from juggler.cli.arguments import Flag, command
+from juggler.cli.arguments import Flag, command, make_console, make_table
 from juggler.cli.evaluate import EvaluationProgress
 from juggler.cli.plot import STYLES, read_run
 from juggler.driver.agent_tables import LEAGUE, league_of, module_of
@@ -34,15 +36,12 @@ from juggler.runtime.checkpoints.weights import DIRECTORY, run_of
 _MOST_FROZEN = 12  # columns of the table of win rates
 
 
-def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
+def roster(players: Sequence[Player], payoffs: Payoffs) -> Table:
     """Tabulate numbered players: origins, games and ratings."""
     ids = [player.player_id for player in players]
     ratings = elo(payoffs, ids)
     shares = nash_averaging(payoffs, ids)
-    width = max(map(len, ["player", *ids]))
-    role_width = max(map(len, ["role", *(player.role for player in players)]))
-    names = f"{'player':<{width}}  {'role':<{role_width}}"
-    lines = [f"{'#':>3}  {names}  {'steps':>9}  {'games':>7}  {'Elo':>6}  {'Nash':>5}  comes from"]
+    table = make_table(("#", "player", "role"), ("steps", "games", "Elo", "Nash"), "comes from")
     # A copy learns nothing more: its steps are those at which it was frozen.
     for number, player in enumerate(players, 1):
         name = player.player_id
@@ -51,11 +50,9 @@ def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
         source = f"{player.parent} at {player.born_at} steps" if player.parent else player.source
         if player.life:
             source += f", reset {player.life} times"
-        lines.append(
-            f"{number:>3}  {name:<{width}}  {player.role:<{role_width}}  {steps:>9}  {games:>7}  "
-            f"{round(ratings[name]):>6}  {shares[name]:>5.0%}  {source}"
-        )
-    return lines
+        counts = f"{steps}", f"{games}", f"{round(ratings[name])}", f"{shares[name]:.0%}"
+        table.add_row(f"{number}", Text(name), Text(player.role), *counts, Text(source))
+    return table
 
 
 def win_rate_lines(
@@ -180,8 +177,7 @@ def _league(given: Arguments) -> int:
         rows = players
         payoffs = _tournament(players, checkpoint, config, given.tournament)
     print(f"checkpoint: {where}")
-    print("\n".join(roster_lines(players, payoffs)))
-    print()
+    make_console().print(roster(players, payoffs), end="\n\n")
     columns = shutil.get_terminal_size().columns
     parts = [win_rate_lines(players, payoffs, rows, columns)]
     if payoffs.kinds:

@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from juggler.cli.arguments import AccessArguments, Flag, command
+from juggler.cli.arguments import AccessArguments, Flag, command, make_console, make_table
 from juggler.driver.reporting.wording import (
     LEAGUE_RETURNS,
     clock,
@@ -41,7 +41,6 @@ _HINT = f"(default: {DEFAULT})"
 _EVERY_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
 _DAY = 86_400.0
-_PIPE_COLUMNS = 300  # without a terminal, nothing is cut off
 _RUN_STYLES = {
     "running": "cyan",
     "solved": "green",
@@ -108,13 +107,8 @@ class WatchArguments(AccessArguments):
     """Serve beyond loopback without encryption: only on a network that you trust."""
 
 
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)
-
-
 def _show(given: Arguments) -> int:
-    console, statuses = _console(), _statuses(given)
+    console, statuses = make_console(), _statuses(given)
     first = next(statuses)
     is_live = console.is_terminal and not (given.once or given.json)
     live = Live(console=console, auto_refresh=False) if is_live else None
@@ -347,7 +341,7 @@ def _list(given: RunsArguments) -> int:
         for each in found:
             print(json.dumps(msgspec.to_builtins(each)))
     elif found:
-        console = _console()
+        console = make_console()
         _show_runs(found, console)
         if run_dirs == directories:
             _show_checkpoints(run_dirs[0], console)
@@ -366,20 +360,9 @@ def _found(given: Sequence[str]) -> tuple[list[Path], list[Path]]:
     return directories, find_runs(directories)
 
 
-def _table(words: Sequence[str], numbers: Sequence[str]) -> Table:
-    """Make a table: columns of words, of numbers, and a time."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in words:
-        table.add_column(name, overflow="fold", min_width=7)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("written", no_wrap=True)
-    return table
-
-
 def _show_runs(found: list[Overview], console: Console) -> None:
     words = "name", "environment", "algorithm", "state"
-    table = _table(words, ("return", "best", "steps", "time", "checkpoints"))
+    table = make_table(words, ("return", "best", "steps", "time", "checkpoints"), "written")
     # As `Text`, since a name may look like markup of rich.
     for each in found:
         table.add_row(
@@ -406,7 +389,7 @@ def _show_checkpoints(run_dir: Path, console: Console) -> None:
     from juggler.driver.watching.overview import text_of
     from juggler.runtime.checkpoints.checkpoint import read_metadata
 
-    table = _table(("checkpoint",), ("return", "steps"))
+    table = make_table(("checkpoint",), ("return", "steps"), "written")
     for path in _checkpoints(run_dir):
         try:
             counters = read_metadata(path)["counters"]

@@ -180,6 +180,13 @@ class Runs(ABC):
     def table(self, running: Sequence[RunProcess], title: str) -> Table:
         """Show the runs at work."""
 
+    def make_table(self, title: str, *columns: str) -> Table:
+        """Make a table of the runs at work."""
+        table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+        for each in table.columns:
+            each.overflow = "fold"
+        return table
+
     def report(self, text: str, style: str = "") -> None:
         """Show a message."""
         self.show(Text(plain(text), style=style))

@@ -280,11 +280,7 @@ class _Seeds(Runs):
 
     def table(self, running: Sequence[RunProcess], title: str) -> Table:
         over = f"{len(self.reached) + len(self._failed)} of {self._count} seeds have ended{title}"
-        table = Table(title=over, title_justify="left", box=None, pad_edge=False)
-        table.add_column("seed", justify="right")
-        table.add_column("", width=16)
-        for name in ("return", "steps"):
-            table.add_column(name, justify="right")
+        table = self.make_table(over, "seed", "", "return", "steps")
         for run in running:
             steps = run.newest.get("env_steps_trained", 0)
             bar = ProgressBar(total=self._goal, completed=steps, width=16) if self._goal else ""

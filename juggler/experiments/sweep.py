@@ -472,11 +472,7 @@ class Sweep(Runs):
     def table(self, running: Sequence[RunProcess], title: str) -> Table:
         over = self._over()
         title = f"sweep: {len(over)} of {self._plan.trials} trials have ended{title}"
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        table.add_column("trial", justify="right")
-        table.add_column("", width=16)
-        table.add_column(self._plan.metric, justify="right")
-        table.add_column("settings", overflow="fold")
+        table = self.make_table(title, "trial", "", self._plan.metric, "settings")
         for run in running:
             known, line = self._at_work[run], run.newest
             share = self._plan.share_done(line) if line else 0.0

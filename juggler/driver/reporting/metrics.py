@@ -179,8 +179,6 @@ class Metrics(Episodes):
     candidates: Candidates = field(default_factory=Candidates)
     # Metrics of the newest update, by module id, by learner and updated module.
     modules: dict[tuple[str, str], dict[str, dict[str, float]]] = field(default_factory=dict)
-    # The replay's counters, by learner and module.
-    replays: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     workers: WorkerHistories = field(default_factory=WorkerHistories)
     by_module: dict[str, ModuleMetrics] = field(default_factory=dict)
     by_agent: dict[str, Episodes] = field(default_factory=dict)
@@ -241,7 +239,8 @@ class Metrics(Episodes):
     def replayed(self, worker_id: str, module_id: str, books: Mapping[str, float]) -> None:
         """Store a replay's counters, which every answer of a learner has."""
         if books:
-            self.replays[worker_id, module_id] = dict(books)
+            reported = self.modules.setdefault((worker_id, module_id), {})
+            reported.setdefault(module_id, {}).update(books)
 
     def evaluated(self, returns: Sequence[float], agent_returns: AgentReturns) -> None:
         """Store the results of an evaluation of recent weights.
@@ -262,15 +261,11 @@ class Metrics(Episodes):
             self.by_agent[agent].evaluation_return = sum(of_agent[agent]) / len(of_agent[agent])
 
     def learner_left(self, worker_id: str) -> None:
-        for reported in (self.modules, self.replays):
-            for key in [key for key in reported if key[0] == worker_id]:
-                del reported[key]
+        self.modules = {key: each for key, each in self.modules.items() if key[0] != worker_id}
 
     def keep(self, module_ids: Container[str]) -> None:
         """Forget all other modules: a league adds and removes players."""
-        for reported in (self.modules, self.replays):
-            for key in [key for key in reported if key[1] not in module_ids]:
-                del reported[key]
+        self.modules = {key: each for key, each in self.modules.items() if key[1] in module_ids}
         self.by_module = {key: of for key, of in self.by_module.items() if key in module_ids}
 
     def continue_from(self, training_time: float, steps_trained: int) -> None:
@@ -330,16 +325,9 @@ class Metrics(Episodes):
         return found
 
     def _modules(self) -> dict[str, dict[str, float]]:
-        """Return means over the learners, by module id.
-
-        The numbers of a replay come from each learner's newest answer instead of its last metrics,
-        so that they agree with the ledger.
-        """
+        """Return means over the learners, by module id."""
         values: dict[str, dict[str, list[float]]] = {}
-        for key in dict.fromkeys([*self.modules, *self.replays]):
-            reported = self.modules.get(key, {})
-            if key in self.replays:
-                reported = {**reported, key[1]: {**reported.get(key[1], {}), **self.replays[key]}}
+        for reported in self.modules.values():
             for module_id, metrics in reported.items():
                 for name, value in metrics.items():
                     values.setdefault(module_id, {}).setdefault(name, []).append(value)

@@ -427,8 +427,7 @@ class PageApplication:
         # Served without the token, because they have nothing of any run
         self.files = page_files()
         self._lock = threading.Lock()
-        self._run_dirs: dict[str, Path] = {}  # by id
-        self._overseers: dict[str, RunReader] = {}
+        self._readers: dict[str, RunReader] = {}  # by run id
         self._watched: dict[str, WatchedRun] = {}  # the most recently requested is last
         self._overview: dict[str, Any] = {}
         self._next_read = float("-inf")
@@ -492,16 +491,14 @@ class PageApplication:
                 run_dirs += [each for each in find_runs([directory]) if each not in run_dirs]
             except RunDirectoryError as error:
                 problems.append(str(error))
-        self._run_dirs = {_id_of(each): each for each in run_dirs}
         # Readers are kept: each reads only what its run has written since.
-        names = dict(zip(self._run_dirs, names_of(run_dirs), strict=True))
-        self._overseers = {
-            run_id: self._overseers.get(run_id) or RunReader(run_dir, names[run_id])
-            for run_id, run_dir in self._run_dirs.items()
+        self._readers = {
+            (run_id := _id_of(run_dir)): self._readers.get(run_id) or RunReader(run_dir, name)
+            for run_dir, name in zip(run_dirs, names_of(run_dirs), strict=True)
         }
         runs = [
             {"id": run_id, **msgspec.to_builtins(reader.read())}
-            for run_id, reader in self._overseers.items()
+            for run_id, reader in self._readers.items()
         ]
         return {
             "directories": [text_of(each) for each in self._directories],
@@ -517,12 +514,12 @@ class PageApplication:
 
     def _watched_run(self, run_id: str) -> WatchedRun:
         """Return a run by its id, or raise `HttpError`."""
-        if run_id not in self._run_dirs:
+        if run_id not in self._readers:
             self._runs()
         with self._lock:
-            if (run_dir := self._run_dirs.get(run_id)) is None:
+            if (reader := self._readers.get(run_id)) is None:
                 raise HttpError(HTTPStatus.NOT_FOUND, "this run no longer exists")
-            watched = self._watched.pop(run_id, None) or WatchedRun(run_dir)
+            watched = self._watched.pop(run_id, None) or WatchedRun(reader.run_dir)
             self._watched[run_id] = watched
             if len(self._watched) > _MOST_WATCHED:
                 self._watched.pop(next(iter(self._watched))).close()
