@@ -190,6 +190,7 @@ def _gRPC() -> Iterator[Finding]:
         handler = grpc.method_handlers_generic_handler("juggler.Doctor", {"Echo": echo})
         server = make_server(1)
         server.add_generic_rpc_handlers((handler,))
+        # As large as weights are, so that a slow loopback shows.
         message = os.urandom(_MIB)
         began = time.monotonic()
         try:

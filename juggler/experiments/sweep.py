@@ -526,6 +526,7 @@ class Sweep(Runs):
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(in_order)
+        # People see how many trials count, and the best ones.
         ends = Counter(each.state.name for each in over)
         self.report(
             f"{ends['COMPLETE']} trials complete, {ends['PRUNED']} pruned, {ends['FAIL']} failed"

@@ -165,6 +165,7 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"cannot read the run directory {self.path}: {error}"
             ) from error
+        # Files of another run stay as they are; what is missing is made again.
         lost = f"the run directory {self.path} was deleted or moved, and"
         if self.taken:
             raise RunDirectoryError(
@@ -179,7 +180,7 @@ class RunDirectory:
         return True
 
     def _opened(self) -> BinaryIO:
-        """Make what is missing, lock the metrics, and cut a half-written last line."""
+        """Open and lock the metrics, without a half-written last line."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         metrics = (self.path / METRICS_FILE).open("a+b", buffering=0)
         if not lock(metrics):
@@ -351,7 +352,7 @@ def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
 
 
 def read_or_problem(file: Path, read: Callable[[Path], Any]) -> tuple[dict[str, Any], str]:
-    """Read a table from a file; return it, or {} and a problem."""
+    """Read a table from a file; return it, and a problem or ""."""
     try:
         table = read(file)
         return (table, "") if isinstance(table, dict) else ({}, f"{file.name} has no table")

@@ -108,7 +108,7 @@ def _in_brackets(text: str) -> str:
 
 
 def conclude(summary: Mapping[str, Any]) -> str:
-    """Describe a run's summary in a few lines, each with a name and a colon."""
+    """Describe a run's summary in a few lines, "name: value"."""
     steps = (_confirmed(summary) or summary).get("env_steps_trained", 0)
     lines = [
         f"{how_it_ended(summary)}: return {_mean(summary)} after {quantity(steps)} steps "
@@ -120,6 +120,7 @@ def conclude(summary: Mapping[str, Any]) -> str:
     for key, name in (("run_dir", "run directory"), ("checkpoint", "checkpoint")):
         if summary.get(key):
             lines.append(f"{name}: {here(summary[key])}")
+    # What operators look for next: the best weights, and processes that died.
     if best := summary.get("best"):
         played = spread(best["return_mean"], best["return_deviation"])
         lines.append(

@@ -309,7 +309,7 @@ class WatchedRun:
             }
 
     def open_video(self, video_id: str) -> BinaryIO:
-        """Open a video of the last reading, unless its path has become a link."""
+        """Open a video of the last reading, unless it is a link."""
         with self._lock:
             name = next((each.name for each in self._videos if each.id == video_id), None)
         if name is None:
