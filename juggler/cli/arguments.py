@@ -41,7 +41,7 @@ T = TypeVar("T")
 C = TypeVar("C", bound="ConfigArguments")
 
 
-def registry_of_values(*, checked: bool = True) -> tyro.constructors.ConstructorRegistry:
+def registry_of_values(*, checked: bool) -> tyro.constructors.ConstructorRegistry:
     """Make rules for values; without `checked`, a wrong value is None."""
     registry = tyro.constructors.ConstructorRegistry()
 
@@ -303,15 +303,13 @@ def parse(
 
 def _with_a_table_for_the_league(arguments: Sequence[str]) -> list[str]:
     """Turn a builder's name, as in `--league rllib`, into a table."""
-    found: list[str] = []
-    for before, each in zip(["", *arguments], arguments, strict=False):
-        option, equals, value = each.partition("=")
-        if before == "--league" and not each.lstrip().startswith("{"):
-            each = json.dumps({"builder": each})
-        elif option == "--league" and equals and not value.lstrip().startswith("{"):
-            each = f"--league={json.dumps({'builder': value})}"
-        found.append(each)
-    return found
+    words: list[str] = []
+    for each in arguments:
+        words += each.split("=", 1) if each.startswith("--league=") else [each]
+    return [
+        json.dumps({"builder": each}) if before == "--league" and each.lstrip()[:1] != "{" else each
+        for before, each in zip(["", *words], words, strict=False)
+    ]
 
 
 def parse_first(kind: type[C], arguments: Sequence[str], command: str) -> tuple[C, str | None]:

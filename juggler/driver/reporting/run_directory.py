@@ -352,7 +352,7 @@ def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
 
 
 def read_or_problem(file: Path, read: Callable[[Path], Any]) -> tuple[dict[str, Any], str]:
-    """Read a table from a file; return it, and a problem or ""."""
+    """Read a table from a file, and describe a problem, or ""."""
     try:
         table = read(file)
         return (table, "") if isinstance(table, dict) else ({}, f"{file.name} has no table")
