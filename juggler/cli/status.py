@@ -207,7 +207,7 @@ def _books(status: Status) -> Table:
     grid.add_column()
     # The driver is one process with one loop: if it uses nearly one core, it holds up the run.
     rows = {
-        **(_metrics(line) if line else {}),
+        **(_metrics(line) if "episodes" in line else {}),
         "queues": f"{queues['requests_in_flight']} requests and {queues['updates_in_flight']} "
         f"updates in flight, {queues['queued_batches']} batches "
         f"({quantity(queues['queued_steps'])} steps) queued",

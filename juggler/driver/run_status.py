@@ -38,7 +38,10 @@ class StatusReader:
             algorithm=parts.config.learner.algorithm,
             phase=self._phase(),
             # Numbers of the run are in its metrics; the rest changes faster, or is for operators.
-            metrics=json.dumps(to_json(self.newest_line())),
+            # The time is of now, since a run that waits at its end writes no lines.
+            metrics=json.dumps(
+                {**to_json(self.newest_line()), "wall_time": parts.clock.now().wall}
+            ),
             updates=parts.metrics.updates,
             queues=self._queues(),
             staleness=_histogram(parts.metrics.staleness),
