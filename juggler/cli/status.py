@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -150,10 +150,10 @@ def _statuses(given: Arguments) -> Iterator[Status]:
     tls = read_tls(given.tls)
     # One channel for all requests: a connection each second would cost a TLS handshake.
     with dial(address, tls) as channel:
-        token, answered = read_token(given.token_file, tls), False
-        while True:
+        token = read_token(given.token_file, tls)
+        for answered in count():
             try:
-                status = ask_status(channel, _ANSWER_SECONDS, token)
+                yield ask_status(channel, _ANSWER_SECONDS, token)
             except grpc.RpcError as error:
                 answer: Any = error
                 gone = answer.code() == grpc.StatusCode.UNAVAILABLE
@@ -168,8 +168,6 @@ def _statuses(given: Arguments) -> Iterator[Status]:
                 raise EndpointError(
                     why or f"no status from {address}: {answer.details()}"
                 ) from None
-            answered = True
-            yield status
             time.sleep(_EVERY_SECONDS)
 
 

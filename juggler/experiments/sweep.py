@@ -208,33 +208,26 @@ def resume_sweep(
 
 def _comparable(space: object, flat: Mapping[str, Any]) -> dict[str, str | list[Any]]:
     """Check that trials can be compared; return a space as in files."""
+    example = 'such as {"lr": "1e-4..1e-2:log", "model.hidden_sizes": [[64], [256]]}'
     if not space:
         raise ConfigError("a sweep needs a space, such as --space lr=1e-4..1e-2:log")
+    if not isinstance(space, Mapping):
+        raise ConfigError(f"space = {space!r}: give a dict, {example}")
     if flat["stop_steps"] is None and flat["stop_seconds"] is None:
         raise ConfigError(
             "trials are compared at equal lengths: give their length, such as "
             "--stop-steps 50000 or --stop-seconds 30"
         )
-    plain = _plain(space)
-    for key in (*_STOPS, "run_dir"):
-        if key in plain:
+    plain: dict[str, str | list[Any]] = {}
+    for name, value in space.items():
+        key = name.strip().replace("-", "_")
+        if key in (*_STOPS, "run_dir"):
             reason = "trials have equal lengths, and directories of their own"
             raise ConfigError(f"--space {key}: {reason}; leave it out")
-    return plain
-
-
-def _plain(space: object) -> dict[str, str | list[Any]]:
-    """Return a space in the form of files."""
-    example = 'such as {"lr": "1e-4..1e-2:log", "model.hidden_sizes": [[64], [256]]}'
-    if not isinstance(space, Mapping):
-        raise ConfigError(f"space = {space!r}: give a dict, {example}")
-    for key, value in space.items():
         if isinstance(value, Mapping) or not isinstance(value, Iterable):
-            raise ConfigError(f"space: {key} = {value!r}: give a text or a list, {example}")
-    return {
-        key.strip().replace("-", "_"): value if isinstance(value, str) else list(value)
-        for key, value in space.items()
-    }
+            raise ConfigError(f"space: {name} = {value!r}: give a text or a list, {example}")
+        plain[key] = value if isinstance(value, str) else list(value)
+    return plain
 
 
 #: Numbers that the driver adds to `Metrics` and the books.

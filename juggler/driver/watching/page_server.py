@@ -63,7 +63,6 @@ from juggler.runtime.actors.tls import TLS_VARIABLE, Tls
 from juggler.runtime.checkpoints.checkpoint import DIRECTORY, CheckpointError, read_metadata
 from juggler.runtime.plain_files import open_plain
 
-_SUFFIX: Final = ".mp4"
 _MOST: Final = 60  # number of videos: the newest
 
 
@@ -71,7 +70,6 @@ _MOST: Final = 60  # number of videos: the newest
 class Video:
     """A video of a run."""
 
-    id: str  # in requests, which never contain paths
     name: str  # path within the run's directory
     written: float  # in seconds since 1970
     size: int  # in bytes
@@ -80,15 +78,12 @@ class Video:
 def find_videos(run_dir: Path) -> list[Video]:
     """Return the newest videos of a run, the newest first."""
     found = []
-    walked = os.walk(run_dir)  # without linked directories
-    paths = (Path(directory, name) for directory, _, files in walked for name in files)
-    for path in (each for each in paths if each.suffix == _SUFFIX):
-        with suppress(OSError):
+    with suppress(OSError):  # a directory may be deleted meanwhile
+        for path in run_dir.rglob("*.mp4"):
             about = path.lstat()
             if stat.S_ISREG(about.st_mode):
                 name = str(path.relative_to(run_dir))
-                video_id = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
-                found.append(Video(video_id, name, about.st_mtime, about.st_size))
+                found.append(Video(name, about.st_mtime, about.st_size))
     return sorted(found, key=lambda video: (-video.written, video.name))[:_MOST]
 
 
@@ -110,10 +105,9 @@ def league_matrix(checkpoint: Path, table: Mapping[str, Any]) -> dict[str, Any]:
     except msgspec.ValidationError as error:
         raise CheckpointError(checkpoint, f"its league is damaged: {error}") from error
     players = [each for each in league.players if each.plays]
-    others = [each for each in players if not each.learning]
-    learning = [each for each in players if each.learning][:_MOST_PLAYERS]
-    room = max(0, _MOST_PLAYERS - len(learning))
-    shown = [*learning, *others[len(others) - min(room, len(others)) :]]
+    # Learning players first, then the newest others.
+    ranked = sorted(players[::-1], key=lambda each: not each.learning)[:_MOST_PLAYERS]
+    shown = sorted(ranked, key=lambda each: (not each.learning, players.index(each)))
     # Ratings are of all players, even of players without room in the matrix.
     payoffs = Payoffs(1.0, 1, league.pairs, league.kinds, league.means)
     ratings = elo(payoffs, [each.player_id for each in players])
@@ -308,11 +302,11 @@ class WatchedRun:
                 "videos": [asdict(each) for each in self._videos],
             }
 
-    def open_video(self, video_id: str) -> BinaryIO:
+    def open_video(self, name: str) -> BinaryIO:
         """Open a video of the last reading, unless it is a link."""
         with self._lock:
-            name = next((each.name for each in self._videos if each.id == video_id), None)
-        if name is None:
+            names = {each.name for each in self._videos}
+        if name not in names:
             raise HttpError(HTTPStatus.NOT_FOUND, "this video no longer exists")
         path = self._run_dir.resolve() / name
         try:

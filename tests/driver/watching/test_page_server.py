@@ -251,11 +251,11 @@ def test_a_video_is_given_whole_and_a_link_never(runs: Path, tmp_path: Path) -> 
         two = ids(url)["two"]
         (video,) = told(f"{url}/api/run", id=two, detail="1")["videos"]
         assert video["name"] == "videos/episode-0.mp4"
-        assert get(f"{url}/api/video?id={two}&video={video['id']}") == content
+        assert get(f"{url}/api/video?id={two}&video={video['name']}") == content
         (runs / "two" / "videos" / "episode-0.mp4").unlink()
         (runs / "two" / "videos" / "episode-0.mp4").symlink_to(tmp_path / "secret.mp4")
         with pytest.raises(HTTPError) as refused:
-            get(f"{url}/api/video?id={two}&video={video['id']}")
+            get(f"{url}/api/video?id={two}&video={video['name']}")
         assert refused.value.code == 404
 
 
