@@ -105,9 +105,9 @@ def league_matrix(checkpoint: Path, table: Mapping[str, Any]) -> dict[str, Any]:
     except msgspec.ValidationError as error:
         raise CheckpointError(checkpoint, f"its league is damaged: {error}") from error
     players = [each for each in league.players if each.plays]
-    # Learning players first, then the newest others.
-    ranked = sorted(players[::-1], key=lambda each: not each.learning)[:_MOST_PLAYERS]
-    shown = sorted(ranked, key=lambda each: (not each.learning, players.index(each)))
+    learning = [each for each in players if each.learning][:_MOST_PLAYERS]
+    others = deque((each for each in players if not each.learning), _MOST_PLAYERS - len(learning))
+    shown = [*learning, *others]
     # Ratings are of all players, even of players without room in the matrix.
     payoffs = Payoffs(1.0, 1, league.pairs, league.kinds, league.means)
     ratings = elo(payoffs, [each.player_id for each in players])
