@@ -303,9 +303,7 @@ def parse(
 
 def _with_a_table_for_the_league(arguments: Sequence[str]) -> list[str]:
     """Turn a builder's name, as in `--league rllib`, into a table."""
-    words: list[str] = []
-    for each in arguments:
-        words += each.split("=", 1) if each.startswith("--league=") else [each]
+    words = _split(arguments, "--league=")
     return [
         json.dumps({"builder": each}) if before == "--league" and each.lstrip()[:1] != "{" else each
         for before, each in zip(["", *words], words, strict=False)
@@ -343,30 +341,29 @@ def parse_first(kind: type[C], arguments: Sequence[str], command: str) -> tuple[
 def _check_booleans(arguments: Sequence[str], run: RunConfig) -> None:
     """Check that boolean options have no value, unlike in files."""
     booleans = {key for key, value in run.flat().items() if isinstance(value, bool)}
-    words: list[str] = []
-    for each in arguments:
-        words += each.split("=", 1) if each.startswith("--") else [each]
-    for option, word in pairwise(words):
+    for option, word in pairwise(_split(arguments, "--")):
         if _key(option) in booleans and word.lower() in ("true", "false"):
             no = option.replace("--", "--no-", 1)
             raise ConfigError(f"{option} {word}: give {option} for true, and {no} for false")
 
 
+def _split(arguments: Sequence[str], options: str) -> list[str]:
+    """Split values from options that begin like this: "--lr=1"."""
+    words: list[str] = []
+    for each in arguments:
+        words += each.split("=", 1) if each.startswith(options) else [each]
+    return words
+
+
 def _own_algorithm(arguments: Sequence[str]) -> str:
     """Return the user's own algorithm in a command, or ""."""
     algorithm = ""
-    for argument, after in zip(arguments, [*arguments[1:], ""], strict=False):
-        option, _, value = argument.partition("=")
-        if option == "--algorithm":
-            algorithm = value or after
+    for word, after in pairwise([*_split(arguments, "--"), ""]):
+        if word == "--algorithm":
+            algorithm = after
             break
-        if option in ("--resume", "--run-dir"):
-            path = Path(value or after) / CONFIG_FILE
-        elif argument.endswith(".toml"):
-            path = Path(argument)
-        else:
-            continue
-        if path.is_file():
+        path = Path(after) / CONFIG_FILE if word in ("--resume", "--run-dir") else Path(word)
+        if path.suffix == ".toml" and path.is_file():
             algorithm = str(read_toml(path).get("algorithm", ""))
     return algorithm if ":" in algorithm else ""
 

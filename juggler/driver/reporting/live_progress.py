@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -36,6 +36,7 @@ _NARROW = 60  # columns; narrower terminals show no bars
 _MOST_GOALS = 4  # modules and agents with their own row
 _GOALS = ("return", "steps", "seconds")
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_POINTS = 16  # of the course of a return
 #: Name, value, bar, goal and course of a number.
 _Row: TypeAlias = tuple[str, str, RenderableType, str, str]
 _STYLES: dict[Level, str] = {"info": "dim", "warning": "yellow", "error": "red"}
@@ -51,7 +52,7 @@ class LiveProgress(Progress):
         self._line: Mapping[str, Any] = {}
         self._line_came = time.monotonic()
         # Curves of returns, of episodes and of the modules and agents that have a goal
-        self._curves: dict[str, Sparkline] = {}
+        self._curves: dict[str, list[float]] = {}
         self._last = Text()
         self._waits_for = "workers"  # what the run waits for; "" after the first update
         self._status = Status("", console=self._console)  # shown before the panel
@@ -81,7 +82,8 @@ class LiveProgress(Progress):
         self._line = line
         self._line_came = time.monotonic()
         for name, mean in _returns(line).items():
-            self._curves.setdefault(name, Sparkline()).add(mean)
+            if mean is not None and math.isfinite(mean):
+                self._curves.setdefault(name, []).append(mean)
 
     def message(self, text: str, level: Level = "info") -> None:
         style = _STYLES[level]
@@ -146,16 +148,17 @@ class LiveProgress(Progress):
         if wide:
             grid.add_column(ratio=1)
             grid.add_column(justify="right", no_wrap=True)
-            grid.add_column(no_wrap=True, min_width=Sparkline.points)
+            grid.add_column(no_wrap=True, min_width=_POINTS)
         for row in rows:
             grid.add_row(*row[: len(grid.columns)])
         return grid
 
     def _return_row(self, name: str, now: float | None, goal: float | None) -> _Row:
         """Make the row of episodes, a module or an agent."""
-        curve = self._curves.get(name, Sparkline())
-        bar, shown = _bar(curve.first, now, goal), "" if goal is None else number(goal)
-        return plain(name) or "return", number(now), bar, shown, curve.drawn()
+        curve = self._curves.get(name, [])
+        bar = _bar(curve[0] if curve else None, now, goal)
+        shown = "" if goal is None else number(goal)
+        return plain(name) or "return", number(now), bar, shown, _sparkline(curve)
 
     def _details(self) -> Text:
         line, most = self._line, self._line.get("staleness_max")
@@ -203,35 +206,17 @@ class LiveProgress(Progress):
         return shown if left is None or self._ended else f"{shown} · {clock(left)} left"
 
 
-class Sparkline:
-    """The course of a number over the run, drawn with block characters."""
-
-    points = 16
-
-    def __init__(self) -> None:
-        self._values: list[float] = []
-
-    @property
-    def first(self) -> float | None:
-        """The first value; None before it."""
-        return self._values[0] if self._values else None
-
-    def add(self, value: float | None) -> None:
-        if value is not None and math.isfinite(value):
-            self._values.append(value)
-
-    def drawn(self) -> str:
-        values = self._values
-        if not values:
-            return ""
-        share = -(-len(values) // self.points)
-        parts = (values[begin : begin + share] for begin in range(0, len(values), share))
-        means = [sum(part) / len(part) for part in parts]
-        low, span = min(means), max(means) - min(means)
-        return "".join(
-            _BLOCKS[round((mean - low) / span * (len(_BLOCKS) - 1)) if span else 0]
-            for mean in means
-        )
+def _sparkline(values: Sequence[float]) -> str:
+    """Draw the course of a number over the run with block characters."""
+    if not values:
+        return ""
+    share = -(-len(values) // _POINTS)
+    parts = (values[begin : begin + share] for begin in range(0, len(values), share))
+    means = [sum(part) / len(part) for part in parts]
+    low, span = min(means), max(means) - min(means)
+    return "".join(
+        _BLOCKS[round((mean - low) / span * (len(_BLOCKS) - 1)) if span else 0] for mean in means
+    )
 
 
 def _bar(first: float | None, now: float | None, goal: float | None) -> RenderableType:

@@ -88,20 +88,16 @@ class StalenessSince:
     """Mean and maximum since the last `collect`, or the values before."""
 
     def __init__(self) -> None:
-        self._total, self._count, self._most = 0, 0, 0
-        self._last: tuple[float | None, int | None] = (None, None)
-
-    def observe(self, staleness: int) -> None:
-        self._total += staleness
-        self._count += 1
-        self._most = max(self._most, staleness)
+        self.values: list[int] = []  # since the last `collect`
+        self._last: dict[str, float | None] = {"staleness_mean": None, "staleness_max": None}
 
     def collect(self) -> dict[str, float | None]:
         """Return the values for a line of metrics."""
-        if self._count:
-            self._last = (self._total / self._count, self._most)
-            self._total, self._count, self._most = 0, 0, 0
-        return {"staleness_mean": self._last[0], "staleness_max": self._last[1]}
+        if values := self.values:
+            mean = sum(values) / len(values)
+            self._last = {"staleness_mean": mean, "staleness_max": max(values)}
+            self.values = []
+        return self._last
 
 
 @dataclass(slots=True)
@@ -211,9 +207,9 @@ class Metrics(Episodes):
 
     def batch_consumed(self, module_id: str, staleness: int) -> None:
         """Note the age of a used batch, in updates."""
-        self.of(module_id).staleness.observe(staleness)
+        self.of(module_id).staleness.values.append(staleness)
         self.staleness.observe(staleness)
-        self._staleness_lately.observe(staleness)
+        self._staleness_lately.values.append(staleness)
 
     def updated(
         self,
