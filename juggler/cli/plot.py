@@ -147,7 +147,15 @@ def save(run_dirs: Sequence[Path], output: Path | None = None, **how: Any) -> Pa
     """
     figure = plot(*run_dirs, **how).figure
     default = run_dirs[0] / "plot.png" if len(run_dirs) == 1 else Path("comparison.png")
-    output = output or default
+    return save_figure(figure, output or default)
+
+
+def save_figure(figure: Figure, output: Path) -> Path:
+    """Save a figure; without a suffix, as PNG.
+
+    Raises:
+        PlotError: it cannot be written.
+    """
     output = output if output.suffix else output.with_suffix(".png")
     try:
         figure.savefig(output)
