@@ -81,14 +81,13 @@ def _rule_for(
         return "FLOAT|JSON", _number_or_table, _shown
     if kind == Scheduled:  # a number, or the pairs of a schedule, one after the other
         return "FLOAT|STEP FLOAT STEP FLOAT ...", _schedule, _shown
-    if kind in (int, float):
-        return kind.__name__.upper(), lambda given: _number(given[0], kind), _shown
     # As in files, "none" means None, and also an empty text, which is shown that way.
     optional = len(kinds) == 1 and NoneType in words
     one, nothing = (kinds[0], None) if optional else (kind, "")
-    if one not in ((str, int, float) if optional else (str,)):
+    if one not in (str, int, float):
         return None
-    parse = lambda given: nothing if given[0] == "none" else _number(given[0], one)  # noqa: E731
+    has_none = optional or one is str
+    parse = lambda given: nothing if has_none and given[0] == "none" else _number(given[0], one)  # noqa: E731
     return one.__name__.upper(), parse, _shown
 
 

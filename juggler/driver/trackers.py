@@ -326,7 +326,8 @@ class Tracking(Callback):
         self._thread: threading.Thread | None = None
         self._copies = Path()
         self._found: dict[str, Path] = {}  # "newest" and "best"
-        self._logged: dict[tuple[str, str], Path] = {}  # by tracker, and "newest" or "best"
+        # Names of logged checkpoints, by tracker, and "newest" or "best"
+        self._logged: dict[tuple[str, str], str] = {}
         self._next_checkpoint = 0.0  # by the monotonic clock
         self._summary: Mapping[str, Any] = {}
 
@@ -374,8 +375,7 @@ class Tracking(Callback):
             return  # they have not started
         best = (summary.get("best") or {}).get("checkpoint")
         for name, last in (("newest", summary.get("checkpoint")), ("best", best)):
-            found = self._found.get(name)
-            if last and (found is None or found.name != Path(last).name):
+            if last:
                 self._found[name] = Path(last)
         # The thread sends what is left once it sees the summary.
         self._summary = summary
@@ -416,7 +416,7 @@ class Tracking(Callback):
             return
         size = 0
         for name, found in dict(self._found).items():
-            if all(self._logged.get((each, name)) == found for each in self._keepers):
+            if all(self._logged.get((each, name)) == found.name for each in self._keepers):
                 continue
             copy = self._copies / found.name
             try:
@@ -436,9 +436,9 @@ class Tracking(Callback):
         """Log a checkpoint to all trackers that have not logged it."""
 
         def log(tracker: str) -> None:
-            if self._logged.get((tracker, name)) != found:
+            if self._logged.get((tracker, name)) != found.name:
                 self._trackers[tracker].checkpoint(name, path)
-                self._logged[tracker, name] = found
+                self._logged[tracker, name] = found.name
 
         self._each(log, self._keepers)
 
