@@ -636,13 +636,11 @@ def _draw(directory: Path, study: Study, plan: SweepPlan) -> list[Path]:
     import matplotlib.pyplot as plt
     from optuna.visualization.matplotlib import plot_optimization_history, plot_slice
 
-    files = [directory / "sweep.png", directory / "history.png"]
+    drawn: dict[str, Any] = {"sweep.png": plot_slice, "history.png": plot_optimization_history}
     with warnings.catch_warnings(), plt.style.context("default"):
         warnings.simplefilter("ignore")  # about experimental functions, and keys with one value
-        plot_slice(study, target_name=plan.metric)
-        plt.savefig(files[0], dpi=140, bbox_inches="tight")
-        plt.close()
-        plot_optimization_history(study, target_name=plan.metric)
-        plt.savefig(files[1], dpi=140, bbox_inches="tight")
-        plt.close()
-    return files
+        for name, draw in drawn.items():
+            draw(study, target_name=plan.metric)
+            plt.savefig(directory / name, dpi=140, bbox_inches="tight")
+            plt.close()
+    return [directory / name for name in drawn]

@@ -32,7 +32,6 @@ from juggler.driver.reporting.wording import (
     time_left,
 )
 
-_NARROW = 60  # columns; narrower terminals show no bars
 _MOST_GOALS = 4  # modules and agents with their own row
 _GOALS = ("return", "steps", "seconds")
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -110,7 +109,7 @@ class LiveProgress(Progress):
             text.truncate(max(1, options.max_width - 4), overflow="ellipsis")
         shown: list[RenderableType] = [waits]  # shown instead of rows of zeros
         if not self._waits_for or self._ended:
-            shown = [self._goals(options.max_width >= _NARROW), self._details(), self._incidents()]
+            shown = [self._goals(), self._details(), self._incidents()]
         # Drawn four times a second: nothing here may take long.
         yield Panel(
             Group(*(row for row in (*shown, last) if row)),
@@ -125,7 +124,7 @@ class LiveProgress(Progress):
             # the border.
             yield Text("")
 
-    def _goals(self, wide: bool) -> Table:
+    def _goals(self) -> Table:
         """Show returns, steps and time, each with a bar."""
         config, line = self._config, self._line
         stop_return, stop_steps = config.get("stop_return"), config.get("stop_steps")
@@ -142,15 +141,14 @@ class LiveProgress(Progress):
             rows.append(("time", clock(passed), _bar(0, passed, seconds), clock(seconds), ""))
         has_goals = any(config.get(f"stop_{key}") is not None for key in _GOALS)
         # Without a goal there is no bar to fill the width.
-        grid = Table.grid(padding=(0, 1), expand=not wide or has_goals)
+        grid = Table.grid(padding=(0, 1), expand=has_goals)
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(justify="right", style="bold", no_wrap=True, min_width=7)
-        if wide:
-            grid.add_column(ratio=1)
-            grid.add_column(justify="right", no_wrap=True)
-            grid.add_column(no_wrap=True, min_width=_POINTS)
+        grid.add_column(ratio=1)
+        grid.add_column(justify="right", no_wrap=True)
+        grid.add_column(no_wrap=True, min_width=_POINTS)
         for row in rows:
-            grid.add_row(*row[: len(grid.columns)])
+            grid.add_row(*row)
         return grid
 
     def _return_row(self, name: str, now: float | None, goal: float | None) -> _Row:
