@@ -204,7 +204,6 @@ def test_what_a_directory_holds_concerns_its_run_alone(
     for path, query in (("runs", ""), ("run", f"id={_id_of(tmp_path / 'bad')}&detail=1")):
         status, content_told = _asked(page, f"/api/{path}", query)
         assert status == "200 OK", content_told
-    page.close()
 
 
 def test_a_directory_whose_name_is_no_utf_8_is_listed(

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from errno import EADDRINUSE
 from http import HTTPStatus
@@ -52,7 +52,6 @@ from juggler.driver.reporting.run_directory import (
 from juggler.driver.watching.overview import (
     RunReader,
     find_runs,
-    is_checkpoint,
     names_of,
     read_config,
     text_of,
@@ -60,7 +59,12 @@ from juggler.driver.watching.overview import (
 from juggler.runtime.actors.command_processes import CommandLine, CommandProcess
 from juggler.runtime.actors.endpoints import EndpointError, dial, is_loopback, split_address
 from juggler.runtime.actors.tls import TLS_VARIABLE, Tls
-from juggler.runtime.checkpoints.checkpoint import DIRECTORY, CheckpointError, read_metadata
+from juggler.runtime.checkpoints.checkpoint import (
+    DIRECTORY,
+    CheckpointError,
+    newest_first,
+    read_metadata,
+)
 from juggler.runtime.plain_files import open_plain
 
 _MOST: Final = 60  # number of videos: the newest
@@ -261,10 +265,8 @@ class WatchedRun:
         self._curves = Curves(run_dir)
         self._events_file = LineFile(run_dir / EVENTS_FILE)
         self._events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)
-        self._channel: grpc.Channel | None = None
         self._status: dict[str, Any] | None = None
         self._asked = float("-inf")
-        self._league_of: tuple[str, float] | None = None  # name and time of a checkpoint
         self._league: dict[str, Any] = {}
         self._videos: tuple[Video, ...] = ()
         self._looked = float("-inf")
@@ -317,10 +319,6 @@ class WatchedRun:
             why = text_of(f"cannot read {name}: {error.strerror}")
             raise HttpError(HTTPStatus.NOT_FOUND, why) from error
 
-    def close(self) -> None:
-        with self._lock:
-            self._disconnect()
-
     def _read_metrics(self) -> str:
         try:
             self._curves.read()
@@ -340,41 +338,23 @@ class WatchedRun:
 
     def _read_league(self, config: dict[str, Any]) -> None:
         table = config.get("league")
-        if not isinstance(table, dict) or not table:
-            return
-        directory = self._run_dir / DIRECTORY
         with suppress(Exception):  # a later checkpoint may be good
-            newest = max(
-                (each for each in directory.iterdir() if is_checkpoint(each.name)),
-                key=lambda path: path.stat().st_mtime,
-            )
-            place = (newest.name, newest.stat().st_mtime)
-            if place != self._league_of:
-                self._league_of = place
-                self._league = league_matrix(newest, table)
+            if isinstance(table, dict) and table:
+                self._league = league_matrix(newest_first(self._run_dir / DIRECTORY)[0], table)
 
     def _ask(self) -> dict[str, Any] | None:
         """Ask the driver for its status; None: no answer."""
         if time.monotonic() - self._asked < _STATUS_SECONDS:
             return self._status
-        try:
-            address = find_driver(self._run_dir)
-            if not address.startswith("unix:"):
-                return None
-            if self._channel is None:
-                self._channel = dial(address)
-            status = ask_status(self._channel, _ANSWER_SECONDS)
-            del status["log_messages"], status["metrics"]  # these are read from files
-            self._status = status
-        except (RunDirectoryError, grpc.RpcError):
-            self._disconnect()
+        self._status = None
+        with suppress(RunDirectoryError, grpc.RpcError):
+            if (address := find_driver(self._run_dir)).startswith("unix:"):
+                with dial(address) as channel:
+                    status = ask_status(channel, _ANSWER_SECONDS)
+                del status["log_messages"], status["metrics"]  # these are read from files
+                self._status = status
         self._asked = time.monotonic()
         return self._status
-
-    def _disconnect(self) -> None:
-        channel, self._channel, self._status = self._channel, None, None
-        if channel is not None:
-            channel.close()
 
 
 _KINDS: Final = {
@@ -440,10 +420,6 @@ class PageApplication:
             headers.append(("Allow", "GET, HEAD"))
         start_response(f"{status.value} {status.phrase}", headers)
         return [] if is_head else content
-
-    def close(self) -> None:
-        for watched in self._watched.values():
-            watched.close()
 
     def _answer(self, environ: dict[str, Any]) -> tuple[str, int, Iterable[bytes]]:
         """Return content type, size and content."""
@@ -516,7 +492,7 @@ class PageApplication:
             watched = self._watched.pop(run_id, None) or WatchedRun(reader.run_dir)
             self._watched[run_id] = watched
             if len(self._watched) > _MOST_WATCHED:
-                self._watched.pop(next(iter(self._watched))).close()
+                self._watched.pop(next(iter(self._watched)))
         return watched
 
     def _video(self, query: dict[str, str]) -> tuple[str, int, Iterable[bytes]]:
@@ -585,7 +561,7 @@ def serve_page(
     ports = [port] if bind else [*range(port, port + _MORE_PORTS), 0]
     server = _bound(host, ports, application, token, tls)
     shown = f"[{host}]" if ":" in host else host
-    with closing(application), server.serving("page"):
+    with server.serving("page"):
         yield f"{'https' if tls else 'http'}://{shown}:{server.server_port}/"
 
 
