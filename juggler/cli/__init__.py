@@ -183,13 +183,6 @@ def _begins_a_run(arguments: Sequence[str]) -> bool:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: juggler COMMAND [OPTIONS]",
-            "",
-            *lines,
-            "",
-            "juggler COMMAND --help shows its options. To start: juggler train cartpole",
-        ]
-    )
+    lines = "\n".join(f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items())
+    how = "juggler COMMAND --help shows its options. To start: juggler train cartpole"
+    return f"usage: juggler COMMAND [OPTIONS]\n\n{lines}\n\n{how}"

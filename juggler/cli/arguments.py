@@ -17,6 +17,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 import docstring_parser
 import tyro
+from rich.console import Console
+from rich.table import Table
 
 from juggler.driver.config import ConfigError, RunConfig, instead_of, must_suit
 from juggler.driver.config_files import read_toml
@@ -30,7 +32,7 @@ from juggler.runtime.actors.endpoints import EndpointError, split_address
 from juggler.runtime.actors.health import Health
 from juggler.runtime.actors.logs import LogFormat, WorkerLog
 from juggler.runtime.actors.tls import Tls, read_tls
-from juggler.runtime.near_matches import all_of
+from juggler.runtime.near_matches import all_of, nearest
 from juggler.runtime.streams.shared_directory import shared_directory
 from juggler.runtime.user_tracebacks import traceback_of
 from juggler.runtime.wrong_value import misfit
@@ -39,7 +41,7 @@ T = TypeVar("T")
 C = TypeVar("C", bound="ConfigArguments")
 
 
-def registry_of_values(*, checked: bool = True) -> tyro.constructors.ConstructorRegistry:
+def registry_of_values(*, checked: bool) -> tyro.constructors.ConstructorRegistry:
     """Make rules for values; without `checked`, a wrong value is None."""
     registry = tyro.constructors.ConstructorRegistry()
 
@@ -79,14 +81,13 @@ def _rule_for(
         return "FLOAT|JSON", _number_or_table, _shown
     if kind == Scheduled:  # a number, or the pairs of a schedule, one after the other
         return "FLOAT|STEP FLOAT STEP FLOAT ...", _schedule, _shown
-    if kind in (int, float):
-        return kind.__name__.upper(), lambda given: _number(given[0], kind), _shown
     # As in files, "none" means None, and also an empty text, which is shown that way.
     optional = len(kinds) == 1 and NoneType in words
     one, nothing = (kinds[0], None) if optional else (kind, "")
-    if one not in ((str, int, float) if optional else (str,)):
+    if one not in (str, int, float):
         return None
-    parse = lambda given: nothing if given[0] == "none" else _number(given[0], one)  # noqa: E731
+    has_none = optional or one is str
+    parse = lambda given: nothing if has_none and given[0] == "none" else _number(given[0], one)  # noqa: E731
     return one.__name__.upper(), parse, _shown
 
 
@@ -157,12 +158,6 @@ def _from_json(arguments: list[str]) -> dict[str, Any]:
 #: Environment variable of a program that replaces a worker: the former incarnation.
 PREDECESSOR: Final = "JUGGLER_PREDECESSOR"
 _FIRST_ANSWER_SECONDS: Final = 60.0  # time for a driver to answer a worker that has not lost one
-#: Options of earlier versions, with what to do instead.
-_RETIRED: Final = {
-    "--days": "certificates are valid for a year: replace the files of --tls before it ends",
-    "--log": "leave it out; in Python, juggler.plot(...).figure has the axes",
-    "--timeout": "a worker waits 60 s for its first driver, or --reattach-seconds for another one",
-}
 #: A line break that ends neither a paragraph nor an item of a list.
 _WITHIN: Final = re.compile(r"(?<!\n)\n(?!\n|- )")
 
@@ -290,9 +285,6 @@ def parse(
     file. Without `checked`, invalid values are read as None.
     """
     options: dict[str, Any] = {} if default is None else {"default": default}
-    for option in {each.partition("=")[0] for each in arguments} & _RETIRED.keys():
-        if _key(option) not in {each.name for each in fields(kind)}:  # type: ignore[arg-type]
-            raise ConfigError(f"{option}: {_RETIRED[option]}")
     # `from` is a keyword of Python, so the field has another name.
     arguments = [re.sub(r"^--from(?=$|=)", "--from-checkpoint", each) for each in arguments]
     arguments = _with_a_table_for_the_league(arguments)
@@ -310,15 +302,11 @@ def parse(
 
 def _with_a_table_for_the_league(arguments: Sequence[str]) -> list[str]:
     """Turn a builder's name, as in `--league rllib`, into a table."""
-    found: list[str] = []
-    for before, each in zip(["", *arguments], arguments, strict=False):
-        option, equals, value = each.partition("=")
-        if before == "--league" and not each.lstrip().startswith("{"):
-            each = json.dumps({"builder": each})
-        elif option == "--league" and equals and not value.lstrip().startswith("{"):
-            each = f"--league={json.dumps({'builder': value})}"
-        found.append(each)
-    return found
+    words = _split(arguments, "--league=")
+    return [
+        json.dumps({"builder": each}) if before == "--league" and each.lstrip()[:1] != "{" else each
+        for before, each in zip(["", *words], words, strict=False)
+    ]
 
 
 def parse_first(kind: type[C], arguments: Sequence[str], command: str) -> tuple[C, str | None]:
@@ -352,30 +340,29 @@ def parse_first(kind: type[C], arguments: Sequence[str], command: str) -> tuple[
 def _check_booleans(arguments: Sequence[str], run: RunConfig) -> None:
     """Check that boolean options have no value, unlike in files."""
     booleans = {key for key, value in run.flat().items() if isinstance(value, bool)}
-    words: list[str] = []
-    for each in arguments:
-        words += each.split("=", 1) if each.startswith("--") else [each]
-    for option, word in pairwise(words):
+    for option, word in pairwise(_split(arguments, "--")):
         if _key(option) in booleans and word.lower() in ("true", "false"):
             no = option.replace("--", "--no-", 1)
             raise ConfigError(f"{option} {word}: give {option} for true, and {no} for false")
 
 
+def _split(arguments: Sequence[str], options: str) -> list[str]:
+    """Split values from options that begin like this: "--lr=1"."""
+    words: list[str] = []
+    for each in arguments:
+        words += each.split("=", 1) if each.startswith(options) else [each]
+    return words
+
+
 def _own_algorithm(arguments: Sequence[str]) -> str:
     """Return the user's own algorithm in a command, or ""."""
     algorithm = ""
-    for argument, after in zip(arguments, [*arguments[1:], ""], strict=False):
-        option, _, value = argument.partition("=")
-        if option == "--algorithm":
-            algorithm = value or after
+    for word, after in pairwise([*_split(arguments, "--"), ""]):
+        if word == "--algorithm":
+            algorithm = after
             break
-        if option in ("--resume", "--run-dir"):
-            path = Path(value or after) / CONFIG_FILE
-        elif argument.endswith(".toml"):
-            path = Path(argument)
-        else:
-            continue
-        if path.is_file():
+        path = Path(after) / CONFIG_FILE if word in ("--resume", "--run-dir") else Path(word)
+        if path.suffix == ".toml" and path.is_file():
             algorithm = str(read_toml(path).get("algorithm", ""))
     return algorithm if ":" in algorithm else ""
 
@@ -454,13 +441,11 @@ def report_errors(command: str, work: Callable[[], int]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        if not explains_itself(error):  # from user code, such as a callback
-            print(traceback_of(error), end="", file=sys.stderr)
-            return 1
-        failure = describe(error)
-        print(
-            f"juggler {command}: {failure.message}\n{failure.traceback}".rstrip(), file=sys.stderr
-        )
+        text = traceback_of(error)  # from user code, such as a callback
+        if explains_itself(error):
+            failure = describe(error)
+            text = f"juggler {command}: {failure.message}\n{failure.traceback}"
+        print(text.rstrip(), file=sys.stderr)
         return 1
 
 
@@ -477,6 +462,42 @@ def command(
             if option in arguments:
                 return other([each for each in arguments if each != option])
         return report_errors(name, lambda: work(parse(kind, arguments, name)))
+
+    return run
+
+
+_PIPE_COLUMNS: Final = 300  # without a terminal, nothing is cut off
+
+
+def make_console() -> Console:
+    """Make a console for tables."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)
+
+
+def make_table(words: Sequence[str], numbers: Sequence[str] = (), *last: str) -> Table:
+    """Make a table: columns of words, of numbers, and of words again."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (*words, *numbers, *last):
+        how: dict[str, Any] = {"justify": "right", "no_wrap": True} if name in numbers else {}
+        table.add_column(name, overflow="fold", min_width=min(len(name), 7), **how)
+    return table
+
+
+def choose(
+    name: str, what: str, usage: str, choices: Mapping[str, Callable[[Sequence[str]], int]]
+) -> Callable[[Sequence[str]], int]:
+    """Make the function of a command whose first word chooses another."""
+
+    def run(arguments: Sequence[str]) -> int:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(usage)
+            return 0
+        word, *rest = arguments
+        if word in choices:
+            return choices[word](rest)
+        print(f"juggler {name}: no {what} {word!r}{nearest(word, choices)}", file=sys.stderr)
+        return 2
 
     return run
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, Final
 import tyro
 
 from juggler.cli.arguments import Flag, command
-from juggler.cli.findings import Finding, judged, print_finding, status_of
+from juggler.cli.findings import Finding, State, judged, print_finding, status_of
 from juggler.driver.reporting.wording import quantity
 from juggler.runtime.actors.resources import usable_cores, usable_memory
 from juggler.runtime.install_commands import installing
@@ -56,24 +57,28 @@ def findings() -> Iterator[Finding]:
             yield Finding(name, "problem", f"cannot be checked: {type(error).__name__}: {error}")
 
 
+def _tried(
+    name: str, work: Callable[[], str], advice: str, state: State = "warning"
+) -> Iterator[Finding]:
+    """Yield the result of this work, or its error."""
+    try:
+        yield Finding(name, "ok", work())
+    except OSError as error:
+        yield Finding(name, state, error.strerror or str(error), advice)
+
+
 def _python() -> Iterator[Finding]:
     where = f"{platform.python_version()}, {sys.executable}"
-    is_good = sys.version_info >= (3, 11) and sys.maxsize > 1 << 32
-    advice = "install Python 3.11 or newer, of 64 bits"
-    yield judged("python", is_good, where, advice, "problem")
-
-
-def _juggler() -> Iterator[Finding]:
+    yield judged("python", sys.maxsize > 1 << 32, where, "install a Python of 64 bits", "problem")
     yield Finding("juggler", "ok", f"{metadata.version('juggler')}, {Path(__file__).parents[1]}")
 
 
 def _torch() -> Iterator[Finding]:
     """Check torch in a separate process, which may hang or crash."""
     began = time.monotonic()
+    program = [sys.executable, "-c", _TORCH]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=_TORCH_SECONDS
-        )
+        done = subprocess.run(program, capture_output=True, text=True, timeout=_TORCH_SECONDS)
     except subprocess.TimeoutExpired:
         text = f"`import torch` and a sum have not ended in {_TORCH_SECONDS:.0f} s"
         yield Finding("torch", "problem", text, "check its disk, and the GPU")
@@ -111,34 +116,29 @@ def _cores() -> Iterator[Finding]:
     of = "" if cores == there else f" of {there}"
     text = f"{cores:g}{of}, for EnvRunners and learners"
     yield judged("cores", cores >= 2, text, "a run needs at least two to be fast")
-
-
-def _memory() -> Iterator[Finding]:
     free = usable_memory()
-    if free is None:
-        yield Finding("memory", "absent", "the free memory is unknown on this system")
-        return
+    text = "the free memory is unknown" if free is None else f"{free / _GIB:.1f} GiB free"
     advice = "each process of a run takes some 300 MiB"
-    yield judged("memory", free >= 2 * _GIB, f"{free / _GIB:.1f} GiB free", advice)
+    yield judged("memory", free is None or free >= 2 * _GIB, text, advice)
 
 
 def _shared_memory() -> Iterator[Finding]:
     from juggler.runtime.streams.shared_memory import SharedMemory
 
-    try:
+    def in_memory() -> str:
         SharedMemory(_MIB).close()
-    except OSError as error:
-        advice = "large batches and weights use sockets, which takes longer"
-        yield Finding("files in memory", "warning", f"{error.strerror}", advice)
-    place = Path("/dev/shm")
-    if not place.is_dir():
-        advice = "mount it, or leave out vectorize = async"
-        yield Finding("shared memory", "warning", "there is no /dev/shm", advice)
-        return
-    free = shutil.disk_usage(place).free
-    is_good = free >= 32 * _MIB and os.access(place, os.W_OK)
-    advice = "environments with vectorize = async need it: in docker, --shm-size=1g"
-    yield judged("shared memory", is_good, f"/dev/shm has {free / _MIB:.0f} MiB free", advice)
+        return "large batches and weights use them"
+
+    def free_memory() -> str:
+        free = shutil.disk_usage("/dev/shm").free
+        if free < 32 * _MIB or not os.access("/dev/shm", os.W_OK):
+            raise OSError(f"/dev/shm has {free / _MIB:.0f} MiB free, or cannot be written")
+        return f"/dev/shm has {free / _MIB:.0f} MiB free"
+
+    advice = "large batches and weights use sockets, which takes longer"
+    yield from _tried("files in memory", in_memory, advice)
+    advice = "environments with vectorize = async need it: mount it, or in docker, --shm-size=1g"
+    yield from _tried("shared memory", free_memory, advice)
 
 
 def _open_files() -> Iterator[Finding]:
@@ -163,27 +163,20 @@ def _processes() -> Iterator[Finding]:
 
 
 def _sockets() -> Iterator[Finding]:
-    from juggler.runtime.actors.temporary import HeldDirectory
+    from juggler.runtime.actors import temporary
 
-    try:
-        directory = HeldDirectory()
-    except OSError as error:
-        place = tempfile.gettempdir()
-        advice = f"make {place} writable, or set TMPDIR to a place that is"
-        yield Finding("sockets", "problem", f"no directory for them: {error}", advice)
-        return
-    try:
-        with socket.socket(socket.AF_UNIX) as local:
+    # Some network file systems hold files, and no sockets.
+    def listen() -> str:
+        directory = temporary.HeldDirectory()
+        with ExitStack() as undo:
+            undo.callback(directory.remove)
+            local = undo.enter_context(socket.socket(socket.AF_UNIX))
             local.bind(str(directory.path / "socket"))
             local.listen()
-    # Some network file systems hold files, and no sockets.
-    except OSError as error:
-        advice = "set TMPDIR to a local disk, where Unix sockets can be made"
-        yield Finding("sockets", "problem", f"{directory.path}: {error}", advice)
-    else:
-        yield Finding("sockets", "ok", f"in {directory.path.parent}")
-    finally:
-        directory.remove()
+        return f"in {directory.path.parent}"
+
+    advice = f"make {tempfile.gettempdir()} writable, or set TMPDIR to a local disk"
+    yield from _tried("sockets", listen, advice, "problem")
 
 
 def _gRPC() -> Iterator[Finding]:
@@ -192,57 +185,56 @@ def _gRPC() -> Iterator[Finding]:
 
     from juggler.runtime.actors.endpoints import dial, make_server
 
-    echo: Any = grpc.stream_stream_rpc_method_handler(lambda requests, _: requests)
-    handler = grpc.method_handlers_generic_handler("juggler.Doctor", {"Echo": echo})
-    server = make_server(1)
-    server.add_generic_rpc_handlers((handler,))
-    message = os.urandom(_MIB)
-    # From here on a proxy or a firewall may interfere, even on loopback.
-    began = time.monotonic()
-    try:
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        with dial(f"127.0.0.1:{port}") as channel:
-            call: Any = channel.stream_stream("/juggler.Doctor/Echo")
-            back = next(iter(call(iter([message]), timeout=_GRPC_SECONDS, wait_for_ready=True)))
-    except (grpc.RpcError, RuntimeError) as error:
-        # gRPC's own text is long, and names its source files.
-        code = error.code().name if isinstance(error, grpc.Call) else str(error)
-        advice = "look for a firewall or a proxy on loopback: unset http_proxy, set no_proxy=*"
-        yield Finding("gRPC", "problem", f"no stream over 127.0.0.1: {code}", advice)
-        return
-    finally:
-        server.stop(None)
-    assert back == message
-    took = f"{1e3 * (time.monotonic() - began):.0f} ms"
-    yield Finding("gRPC", "ok", f"{grpc.__version__}, 1 MiB there and back in {took}")
+    def echo() -> str:
+        echo: Any = grpc.stream_stream_rpc_method_handler(lambda requests, _: requests)
+        handler = grpc.method_handlers_generic_handler("juggler.Doctor", {"Echo": echo})
+        server = make_server(1)
+        server.add_generic_rpc_handlers((handler,))
+        # As large as weights are, so that a slow loopback shows.
+        message = os.urandom(_MIB)
+        began = time.monotonic()
+        try:
+            port = server.add_insecure_port("127.0.0.1:0")
+            server.start()
+            with dial(f"127.0.0.1:{port}") as channel:
+                call: Any = channel.stream_stream("/juggler.Doctor/Echo")
+                back = next(iter(call(iter([message]), timeout=_GRPC_SECONDS, wait_for_ready=True)))
+        except (grpc.RpcError, RuntimeError) as error:
+            # gRPC's own text is long, and names its source files.
+            code = error.code().name if isinstance(error, grpc.Call) else str(error)
+            raise OSError(f"no stream over 127.0.0.1: {code}") from error
+        finally:
+            server.stop(None)
+        assert back == message
+        took = f"{1e3 * (time.monotonic() - began):.0f} ms"
+        return f"{grpc.__version__}, 1 MiB there and back in {took}"
+
+    # A proxy or a firewall may interfere, even on loopback.
+    advice = "look for a firewall or a proxy on loopback: unset http_proxy, set no_proxy=*"
+    yield from _tried("gRPC", echo, advice, "problem")
 
 
 def _ports() -> Iterator[Finding]:
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    def bind() -> str:
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             taken.bind(("127.0.0.1", _PORT))
-        except OSError as error:
-            advice = "give `juggler driver` another port: --bind 127.0.0.1:5006"
-            yield Finding("ports", "warning", f"{_PORT} is taken: {error.strerror}", advice)
-        else:
-            yield Finding("ports", "ok", f"{_PORT}, of `juggler driver`, is free")
+        return f"{_PORT}, of `juggler driver`, is free"
+
+    advice = f"give `juggler driver` another port than {_PORT}: --bind 127.0.0.1:5006"
+    yield from _tried("ports", bind, advice)
 
 
 def _disk() -> Iterator[Finding]:
-    here = Path.cwd()
-    try:
-        with tempfile.TemporaryFile(dir=here):
-            pass
-    except OSError as error:
-        advice = "change to another directory, or give --run-dir"
-        yield Finding("disk", "warning", f"{here} cannot be written: {error.strerror}", advice)
-        return
-    free = shutil.disk_usage(here).free
-    text = f"{quantity(free / _GIB)} GiB free in {here}"
-    advice = "checkpoints with a replay are large: give --run-dir elsewhere"
-    yield judged("disk", free >= _GIB, text, advice)
+    def write() -> str:
+        with tempfile.TemporaryFile(dir="."):
+            free = shutil.disk_usage(".").free
+        if free < _GIB:
+            raise OSError(f"only {quantity(free / _GIB)} GiB free in {Path.cwd()}")
+        return f"{quantity(free / _GIB)} GiB free in {Path.cwd()}"
+
+    advice = "change to another directory, or give --run-dir: checkpoints with a replay are large"
+    yield from _tried("disk", write, advice)
 
 
 def _compiler() -> Iterator[Finding]:
@@ -286,10 +278,8 @@ def _version(package: str) -> str:
 
 CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _python,
-    _juggler,
     _torch,
     _cores,
-    _memory,
     _shared_memory,
     _open_files,
     _processes,

@@ -9,11 +9,11 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import tyro
 
@@ -120,7 +120,8 @@ def _evaluate(given: Arguments) -> int:
         ]
         # JSON has no pairs as keys, and properties are no fields.
         statistics = {key: getattr(played, key) for key in ("mean", "deviation", "interval")}
-        _print({**asdict(played), **statistics, "agent_returns": agents})
+        values = {**asdict(played), **statistics, "agent_returns": agents}
+        print(json.dumps(to_json(values), default=str))
         return 0
     print(f"checkpoint: {played.checkpoint}")
     print(f"{in_words(played)}, mean length {sum(played.lengths) / len(played.lengths):.1f}")
@@ -146,7 +147,7 @@ def _play(given: Arguments) -> int:
     with warnings_printed("evaluate"), stdout_kept(given.json):
         played = play_matches(given.checkpoint, players, given.episodes, given.seed, **_how(given))
     if given.json:
-        _print(asdict(played))
+        print(json.dumps(to_json(asdict(played)), default=str))
         return 0
     print(played)
     _print_videos(played.videos)
@@ -161,10 +162,6 @@ def _how(given: Arguments) -> dict[str, Any]:
         "explore": given.explore,
         "watch": EvaluationProgress(given.episodes),
     }
-
-
-def _print(values: Mapping[str, Any]) -> None:
-    print(json.dumps(to_json(values), default=str))
 
 
 def _print_videos(videos: Sequence[Path]) -> None:
@@ -209,19 +206,10 @@ class EvaluationProgress:
 @contextmanager
 def warnings_printed(command: str) -> Iterator[None]:
     """Print warnings on one line of stderr, without their code."""
-
-    def print_warning(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        print(f"juggler {command}: {message}", file=sys.stderr)
-
     with warnings.catch_warnings():
-        warnings.showwarning = print_warning
+        warnings.showwarning = lambda message, *_, **__: print(
+            f"juggler {command}: {message}", file=sys.stderr
+        )
         yield
 
 

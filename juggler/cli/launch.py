@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from juggler.cli.arguments import Flag, command, parse, report_errors
+from juggler.cli.arguments import Flag, choose, command, parse, report_errors
 from juggler.launch.engine import (
     ROLES,
     EngineRun,
@@ -21,7 +22,6 @@ from juggler.launch.engine import (
     follow,
     new_certificates,
 )
-from juggler.runtime.near_matches import nearest
 
 _USAGE = """\
 usage: juggler launch ssh CONFIG --hosts FILE [OPTIONS] [-- OPTIONS OF juggler driver]
@@ -181,19 +181,11 @@ _OPTIONS: dict[str, type[LaunchArguments]] = {
 }
 
 
-def run(arguments: Sequence[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_USAGE)
-        return 0
-    engine, *rest = arguments
-    if engine == "certs":
-        return command("certs", CertsArguments, _make)(rest)
-    if engine not in _OPTIONS:
-        print(f"juggler launch: no engine {engine!r}{nearest(engine, _OPTIONS)}", file=sys.stderr)
-        return 2
-    at = rest.index("--") if "--" in rest else len(rest)
-    given = parse(_OPTIONS[engine], rest[:at], f"launch {engine}")
-    return report_errors("launch", lambda: _launch(given, rest[at + 1 :]))
+def _start(engine: str, arguments: Sequence[str]) -> int:
+    """Parse the options of an engine and of the driver, and launch."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    given = parse(_OPTIONS[engine], arguments[:at], f"launch {engine}")
+    return report_errors("launch", lambda: _launch(given, arguments[at + 1 :]))
 
 
 def _launch(given: LaunchArguments, options: Sequence[str]) -> int:
@@ -277,3 +269,8 @@ def _make(given: CertsArguments) -> int:
         "with read access can join the run."
     )
     return 0
+
+
+_CHOICES = {engine: partial(_start, engine) for engine in _OPTIONS}
+_CERTS = {"certs": command("certs", CertsArguments, _make)}
+run = choose("launch", "engine", _USAGE, {**_CHOICES, **_CERTS})

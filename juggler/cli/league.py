@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import tyro
+from rich.table import Table
+from rich.text import Text
 
-from juggler.cli.arguments import Flag, command
+from juggler.cli.arguments import Flag, command, make_console, make_table
 from juggler.cli.evaluate import EvaluationProgress
-from juggler.cli.plot import STYLES, read_run
+from juggler.cli.plot import STYLES, read_run, save_figure
 from juggler.driver.agent_tables import LEAGUE, league_of, module_of
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.league.config import LeagueConfig
@@ -31,18 +33,18 @@ from juggler.policies.wilson import outcome
 from juggler.runtime.checkpoints.checkpoint import Checkpoint, CheckpointError, read, read_or_warn
 from juggler.runtime.checkpoints.weights import DIRECTORY, run_of
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _MOST_FROZEN = 12  # columns of the table of win rates
 
 
-def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
+def roster(players: Sequence[Player], payoffs: Payoffs) -> Table:
     """Tabulate numbered players: origins, games and ratings."""
     ids = [player.player_id for player in players]
     ratings = elo(payoffs, ids)
     shares = nash_averaging(payoffs, ids)
-    width = max(map(len, ["player", *ids]))
-    role_width = max(map(len, ["role", *(player.role for player in players)]))
-    names = f"{'player':<{width}}  {'role':<{role_width}}"
-    lines = [f"{'#':>3}  {names}  {'steps':>9}  {'games':>7}  {'Elo':>6}  {'Nash':>5}  comes from"]
+    table = make_table(("#", "player", "role"), ("steps", "games", "Elo", "Nash"), "comes from")
     # A copy learns nothing more: its steps are those at which it was frozen.
     for number, player in enumerate(players, 1):
         name = player.player_id
@@ -51,11 +53,9 @@ def roster_lines(players: Sequence[Player], payoffs: Payoffs) -> list[str]:
         source = f"{player.parent} at {player.born_at} steps" if player.parent else player.source
         if player.life:
             source += f", reset {player.life} times"
-        lines.append(
-            f"{number:>3}  {name:<{width}}  {player.role:<{role_width}}  {steps:>9}  {games:>7}  "
-            f"{round(ratings[name]):>6}  {shares[name]:>5.0%}  {source}"
-        )
-    return lines
+        counts = f"{steps}", f"{games}", f"{round(ratings[name])}", f"{shares[name]:.0%}"
+        table.add_row(f"{number}", Text(name), Text(player.role), *counts, Text(source))
+    return table
 
 
 def win_rate_lines(
@@ -180,24 +180,18 @@ def _league(given: Arguments) -> int:
         rows = players
         payoffs = _tournament(players, checkpoint, config, given.tournament)
     print(f"checkpoint: {where}")
-    print("\n".join(roster_lines(players, payoffs)))
-    print()
+    make_console().print(roster(players, payoffs), end="\n\n")
     columns = shutil.get_terminal_size().columns
-    parts = [win_rate_lines(players, payoffs, rows, columns)]
+    print("\n".join(win_rate_lines(players, payoffs, rows, columns)))
     if payoffs.kinds:
-        parts.append(kind_lines(payoffs))
-    print("\n\n".join("\n".join(lines) for lines in parts))
+        print("", *kind_lines(payoffs), sep="\n")
     # Players whose weights were deleted have results, and cannot play.
     if given.exploitability:
-        print()
         lines = _exploitability_lines(_available(players, checkpoint), checkpoint, config)
-        print("\n".join(lines))
+        print("", *lines, sep="\n")
     if given.picture:
-        try:
-            print(f"picture: {_draw(players, payoffs, run_of(where), Path(given.picture))}")
-        except (OSError, ValueError) as error:  # unknown format of matplotlib
-            why = (isinstance(error, OSError) and error.strerror) or error
-            raise ConfigError(f"--picture {given.picture}: {why}") from error
+        figure = _draw(players, payoffs, run_of(where))
+        print(f"picture: {save_figure(figure, Path(given.picture))}")
     return 0
 
 
@@ -275,7 +269,6 @@ def _tournament(
             f"{len(sides)} sides"
         )
     where = _place_of(checkpoint)
-    kept = run_of(where) / DIRECTORY
     # All results count alike: these players do not change any more.
     payoffs = Payoffs(1.0, 1, [], [], [])
     pairs = list(combinations(players, 2))
@@ -287,8 +280,8 @@ def _tournament(
 
     for number, (one, other) in enumerate(pairs):
         for half_number, (own, others) in enumerate((sides, sides[::-1])):
-            seated = {agent: _named(one, kept) for agent in own}
-            seated |= {agent: _named(other, kept) for agent in others}
+            seated = dict.fromkeys(own, module_of(one))
+            seated |= dict.fromkeys(others, module_of(other))
             # Different draws: with equal ones, equal policies would win once each.
             seed = 2 * number + half_number
             played = play_matches(where, seated, half, seed, explore=True, watch=watch)
@@ -303,17 +296,10 @@ def _tournament(
     return payoffs
 
 
-def _named(player: Player, kept: Path) -> str:
-    """Return a player's name for `play_matches`."""
-    module_id = module_of(player)
-    in_run = player.learning or module_id == RANDOM or not player.parent
-    return module_id if in_run else str(kept / module_id)
-
-
 _BEFORE, _BEHIND = "league/learning/", "/elo"  # before and after a player's name in a key
 
 
-def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Path) -> Path:
+def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path) -> Figure:
     """Draw a league."""
     from matplotlib.figure import Figure
 
@@ -324,7 +310,7 @@ def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pa
             if payoffs.games(one, other):
                 rates[row, column] = payoffs.win_rate(one, other)
     # Without pyplot it needs no window system.
-    figure = Figure(figsize=(12, 5), layout="constrained")
+    figure = Figure(figsize=(12, 5), dpi=120, layout="constrained")
     left, right = figure.subplots(1, 2)
     image = left.imshow(rates, cmap="RdBu", vmin=0, vmax=1)
     left.set_xticks(range(len(ids)), ids, rotation=90, fontsize=7)
@@ -342,9 +328,7 @@ def _draw(players: Sequence[Player], payoffs: Payoffs, run_dir: Path, output: Pa
     right.set_title("ratings of learning players")
     if right.lines:
         right.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    path = output if output.suffix else output.with_suffix(".png")
-    figure.savefig(path, dpi=120)
-    return path
+    return figure
 
 
 run = command("league", Arguments, _league)

@@ -7,7 +7,7 @@ import itertools
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -147,7 +147,15 @@ def save(run_dirs: Sequence[Path], output: Path | None = None, **how: Any) -> Pa
     """
     figure = plot(*run_dirs, **how).figure
     default = run_dirs[0] / "plot.png" if len(run_dirs) == 1 else Path("comparison.png")
-    output = output or default
+    return save_figure(figure, output or default)
+
+
+def save_figure(figure: Figure, output: Path) -> Path:
+    """Save a figure; without a suffix, as PNG.
+
+    Raises:
+        PlotError: it cannot be written.
+    """
     output = output if output.suffix else output.with_suffix(".png")
     try:
         figure.savefig(output)
@@ -186,32 +194,25 @@ class RunCurves:
     """A run's metrics."""
 
     name: str
-    lines: list[dict[str, Any]]  # flat
+    columns: dict[str, Column]  # by flat key, [lines]; NaN if a line has no number
     group: str = ""  # runs of a group are drawn as one curve; "": this run has its own curve
-    smooth: int = 1  # number of lines to average over
-    columns: dict[str, Column] = field(default_factory=dict)  # known columns by key, [lines]
 
     def column(self, key: str) -> Column:
         """Return a metric, [lines]; NaN if a line has no number."""
-        if key not in self.columns:
-            column = np.array([number(line.get(key)) for line in self.lines], dtype=np.float64)
-            is_raw = key in (STEPS, TIME) or key.endswith(_EVALUATION)
-            self.columns[key] = column if is_raw else smoothed(column, self.smooth)
-        return self.columns[key]
+        return self.columns.get(key, np.full(len(self.columns[STEPS]), np.nan))
 
     def keys_of(self, metric: str) -> list[str]:
         """Return keys that are or end in this metric, and have numbers."""
-        whole = dict.fromkeys(key for line in self.lines for key in line)
-        ends = (key for key in whole if key.endswith(f"/{metric}"))
-        keys = [metric] if metric in whole else ends
-        return [key for key in keys if np.isfinite(self.column(key)).any()][:_MOST_NAMES]
+        ends = [key for key in self.columns if key.endswith(f"/{metric}")]
+        keys = [metric] if metric in self.columns else ends
+        return [key for key in keys if np.isfinite(self.columns[key]).any()][:_MOST_NAMES]
 
     def keys_by(self, by: By) -> list[str]:
         """Return the keys of mean returns, per run, module or agent."""
         for kind in {"auto": ("module", "agent"), "run": ()}.get(by, (by,)):
             found = [
                 key
-                for key in dict.fromkeys(key for line in self.lines for key in line)
+                for key in self.columns
                 if key.startswith(f"by_{kind}/") and key.endswith(f"/{_RETURN}")
             ]
             if len(found) > 1 or (found and by != "auto"):
@@ -241,18 +242,22 @@ def read_run(path: Path, name: str, group: str = "", smooth: int = 1) -> RunCurv
     if found.broken:
         count = "1 line" if found.broken == 1 else f"{found.broken} lines"
         print(f"left out {count} of {file}: not metrics", file=sys.stderr)
-    return RunCurves(name, list(map(flat, found.lines)), group, smooth)
+    lines = [flat(line) for line in found.lines]
+    columns = {}
+    for key in dict.fromkeys(key for line in lines for key in line):
+        column = np.array([number(line.get(key)) for line in lines], dtype=np.float64)
+        is_raw = key in (STEPS, TIME) or key.endswith(_EVALUATION)
+        columns[key] = column if is_raw else smoothed(column, smooth)
+    return RunCurves(name, columns, group)
 
 
 def smoothed(column: Column, lines: int) -> Column:
     """Average a column over a number of lines; NaN stays NaN."""
     known = np.isfinite(column)  # [lines]
-    sums = np.cumsum(np.where(known, column, 0.0))  # [lines]
-    counts = np.cumsum(known).astype(np.float64)  # [lines]
-    if lines == 1 or not known.any():
-        return column
-    for total in (sums, counts):
-        total[lines:] -= total[:-lines].copy()
+    sums, counts = (
+        np.convolve(each, np.ones(lines))[: len(column)]  # [lines]
+        for each in (np.where(known, column, 0.0), known)
+    )
     return np.where(known, sums / np.maximum(counts, 1), np.nan)
 
 

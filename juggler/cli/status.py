@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -20,11 +20,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from juggler.cli.arguments import AccessArguments, Flag, command
+from juggler.cli.arguments import AccessArguments, Flag, command, make_console, make_table
 from juggler.driver.reporting.wording import (
     LEAGUE_RETURNS,
     clock,
-    named_returns,
+    mean_return,
     number,
     plain,
     quantity,
@@ -41,7 +41,6 @@ _HINT = f"(default: {DEFAULT})"
 _EVERY_SECONDS = 1.0
 _ANSWER_SECONDS = 10.0
 _DAY = 86_400.0
-_PIPE_COLUMNS = 300  # without a terminal, nothing is cut off
 _RUN_STYLES = {
     "running": "cyan",
     "solved": "green",
@@ -108,13 +107,8 @@ class WatchArguments(AccessArguments):
     """Serve beyond loopback without encryption: only on a network that you trust."""
 
 
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)
-
-
 def _show(given: Arguments) -> int:
-    console, statuses = _console(), _statuses(given)
+    console, statuses = make_console(), _statuses(given)
     first = next(statuses)
     is_live = console.is_terminal and not (given.once or given.json)
     live = Live(console=console, auto_refresh=False) if is_live else None
@@ -156,10 +150,10 @@ def _statuses(given: Arguments) -> Iterator[Status]:
     tls = read_tls(given.tls)
     # One channel for all requests: a connection each second would cost a TLS handshake.
     with dial(address, tls) as channel:
-        token, answered = read_token(given.token_file, tls), False
-        while True:
+        token = read_token(given.token_file, tls)
+        for answered in count():
             try:
-                status = ask_status(channel, _ANSWER_SECONDS, token)
+                yield ask_status(channel, _ANSWER_SECONDS, token)
             except grpc.RpcError as error:
                 answer: Any = error
                 gone = answer.code() == grpc.StatusCode.UNAVAILABLE
@@ -174,8 +168,6 @@ def _statuses(given: Arguments) -> Iterator[Status]:
                 raise EndpointError(
                     why or f"no status from {address}: {answer.details()}"
                 ) from None
-            answered = True
-            yield status
             time.sleep(_EVERY_SECONDS)
 
 
@@ -213,7 +205,7 @@ def _books(status: Status) -> Table:
     grid.add_column()
     # The driver is one process with one loop: if it uses nearly one core, it holds up the run.
     rows = {
-        **(_metrics(line) if line else {}),
+        **(_metrics(line) if "episodes" in line else {}),
         "queues": f"{queues['requests_in_flight']} requests and {queues['updates_in_flight']} "
         f"updates in flight, {queues['queued_batches']} batches "
         f"({quantity(queues['queued_steps'])} steps) queued",
@@ -232,14 +224,9 @@ def _metrics(line: Mapping[str, Any]) -> dict[str, str]:
     dropped = dict(sorted(line["env_steps_dropped"].items()))
     lost = line["env_steps_lost_unreported"]
     generation, update = line["weights_version"]
-    modules, league = line.get("by_module", {}), line.get("league")
     return {
-        "return": f"{number(line['episode_return_mean'])} over the last 100 of "
-        f"{line['episodes']:,} episodes",
-        **_returns("modules", {_module(name, each): each for name, each in modules.items()}),
-        **({"": f"of {LEAGUE_RETURNS}"} if league and modules else {}),
-        **_league(league),
-        **_returns("agents", line.get("by_agent", {})),
+        "return": plain(f"{mean_return(line)} over the last 100 of {line['episodes']:,} episodes"),
+        **_league(line),
         # The steps balance: what was sampled is the sum of what follows it.
         "steps": f"{quantity(line['env_steps_sampled'])} sampled = "
         f"{quantity(line['env_steps_trained'])} trained + {quantity(sum(dropped.values()))} "
@@ -253,19 +240,13 @@ def _metrics(line: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _module(module_id: str, line: Mapping[str, Any]) -> str:
-    return f"{module_id}{' (not trained)' if 'env_steps_played' in line else ''}"
-
-
-def _league(league: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return a row about a league's players, if any."""
-    if league is None:
+def _league(line: Mapping[str, Any]) -> dict[str, str]:
+    """Return rows about a league's players, if any."""
+    if (league := line.get("league")) is None:
         return {}
     ratings = [f"{plain(name)} {each['elo']:.0f}" for name, each in league["learning"].items()]
-    return {
-        "league": f"{league['players']} players, {league['historical']} of them frozen; Elo "
-        f"{', '.join(ratings)}"
-    }
+    players = f"{league['players']} players, {league['historical']} of them frozen"
+    return {"": f"of {LEAGUE_RETURNS}", "league": f"{players}; Elo {', '.join(ratings)}"}
 
 
 def _simulators(status: Status) -> dict[str, str]:
@@ -276,12 +257,6 @@ def _simulators(status: Status) -> dict[str, str]:
     )
     text = f"{connected:,} connected, with {environments:,} environments"
     return {"simulators": text} if shown else {}
-
-
-def _returns(title: str, of: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return a row with each module's or agent's mean return."""
-    means = {plain(name): each["episode_return_mean"] for name, each in of.items()}
-    return {title: named_returns(means)} if of else {}
 
 
 def _workers(status: Status, left_out: Sequence[str]) -> Table:
@@ -364,7 +339,7 @@ def _list(given: RunsArguments) -> int:
         for each in found:
             print(json.dumps(msgspec.to_builtins(each)))
     elif found:
-        console = _console()
+        console = make_console()
         _show_runs(found, console)
         if run_dirs == directories:
             _show_checkpoints(run_dirs[0], console)
@@ -383,20 +358,9 @@ def _found(given: Sequence[str]) -> tuple[list[Path], list[Path]]:
     return directories, find_runs(directories)
 
 
-def _table(words: Sequence[str], numbers: Sequence[str]) -> Table:
-    """Make a table: columns of words, of numbers, and a time."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in words:
-        table.add_column(name, overflow="fold", min_width=7)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("written", no_wrap=True)
-    return table
-
-
 def _show_runs(found: list[Overview], console: Console) -> None:
     words = "name", "environment", "algorithm", "state"
-    table = _table(words, ("return", "best", "steps", "time", "checkpoints"))
+    table = make_table(words, ("return", "best", "steps", "time", "checkpoints"), "written")
     # As `Text`, since a name may look like markup of rich.
     for each in found:
         table.add_row(
@@ -423,7 +387,7 @@ def _show_checkpoints(run_dir: Path, console: Console) -> None:
     from juggler.driver.watching.overview import text_of
     from juggler.runtime.checkpoints.checkpoint import read_metadata
 
-    table = _table(("checkpoint",), ("return", "steps"))
+    table = make_table(("checkpoint",), ("return", "steps"), "written")
     for path in _checkpoints(run_dir):
         try:
             counters = read_metadata(path)["counters"]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from juggler.cli import STARTED
 from juggler.cli.arguments import (
     Flag,
+    make_console,
+    make_table,
     must_not_be_combined,
     parse_first,
     report_errors,
@@ -22,6 +24,8 @@ from juggler.driver.script_classes import must_be_given_again
 from juggler.envrunner.environments.simulator_extras import extra_for
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from juggler.experiments.seeds import SeedsResult
 
 
@@ -55,7 +59,7 @@ def _train(arguments: Sequence[str]) -> int:
     # The file sets the defaults of the options, so its name is read first.
     first, algorithm = parse_first(Arguments, arguments, "train")
     if first.list:
-        print(listing())
+        make_console().print(listing())
         return 0
     _must_go_together(first)
     if first.resume is not None and first.seeds is not None:
@@ -115,15 +119,12 @@ def _show(result: SeedsResult) -> int:
 _HEAD = ("name", "algorithm", "environment", "extra", "return", "steps", "seconds", "seen on")
 
 
-def listing() -> str:
-    """Return the table of shipped configurations as text."""
-    rows = [_HEAD, *(_row(name) for name in shipped_configs())]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
+def listing() -> Table:
+    """Return the table of shipped configurations."""
+    table = make_table(_HEAD)
+    for name in shipped_configs():
+        table.add_row(*_row(name))
+    return table
 
 
 def _row(name: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -92,9 +92,13 @@ def _tune(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--seconds must be at least {_MIN_SECONDS:g}, not {given.seconds}")
     # Given keys are written even if they have their defaults' values.
     keys = in_file | keys_given(arguments)
-    with _new_file(given.write) as file:
+    with ExitStack() as undo:
+        if given.write is not None:
+            undo.callback(_new_file(given.write).unlink)
         now, best = search(given.run, keys, given.seconds)
-        file.write_bytes(_content(best, keys))
+        if given.write is not None:
+            Path(given.write).write_bytes(_content(best, keys))
+        undo.pop_all()
     print(f"\nas configured: {now}\nadvised:       {best}")
     for key, value in best.sizes.items():
         before = now.sizes[key]
@@ -212,23 +216,15 @@ def time_run(config: RunConfig, given: Collection[str], seconds: float) -> Timed
     return timed
 
 
-@contextmanager
-def _new_file(path: str | None) -> Iterator[Path]:
-    """Make a new file before the measurement; delete it if that fails."""
-    if path is None:
-        yield Path(os.devnull)
-        return
+def _new_file(path: str) -> Path:
+    """Make a new file, before the measurement."""
     try:
         Path(path).touch(exist_ok=False)
     except FileExistsError:
         raise ConfigError(f"--write {path}: it already exists, and is not overwritten") from None
     except OSError as error:
         raise ConfigError(f"--write {path}: {error.strerror}") from error
-    try:
-        yield Path(path)
-    except BaseException:
-        Path(path).unlink()
-        raise
+    return Path(path)
 
 
 def _content(best: Timed, given: Collection[str]) -> bytes:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from juggler.cli.arguments import PREDECESSOR, Flag, WorkerArguments, command
+from juggler.cli.arguments import PREDECESSOR, Flag, WorkerArguments, choose, command
 from juggler.runtime.actors.attachment import Contact
 from juggler.runtime.actors.endpoints import split_address
 from juggler.runtime.actors.processes import must_end
 from juggler.runtime.actors.worker import DriverLost
-from juggler.runtime.near_matches import nearest
 
 _USAGE: Final = """\
 usage: juggler worker ROLE --driver HOST:PORT [OPTIONS]
@@ -67,17 +66,6 @@ class EvaluatorArguments(WorkerArguments):
     """
 
 
-def run(arguments: Sequence[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_USAGE)
-        return 0
-    role, *rest = arguments
-    if role in _ROLES:
-        return _ROLES[role](rest)
-    print(f"juggler worker: no role {role!r}{nearest(role, _ROLES)}", file=sys.stderr)
-    return 2
-
-
 def _sample(given: EnvRunnerArguments) -> int:
     from juggler.envrunner.envrunner_program import EnvRunnerProgram, GatewayAddress
 
@@ -118,13 +106,6 @@ def _play(given: EvaluatorArguments) -> int:
     return work(contact, lambda: main(program))
 
 
-_ROLES: Final = {
-    "envrunner": command("envrunner", EnvRunnerArguments, _sample),
-    "learner": command("learner", LearnerArguments, _learn),
-    "evaluator": command("evaluator", EvaluatorArguments, _play),
-}
-
-
 def work(contact: Contact, main: Callable[[], None]) -> int:
     """Work until the run ends; start over if the driver is lost.
 
@@ -152,3 +133,11 @@ def _restart() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+_ROLES: Final = {
+    "envrunner": command("envrunner", EnvRunnerArguments, _sample),
+    "learner": command("learner", LearnerArguments, _learn),
+    "evaluator": command("evaluator", EvaluatorArguments, _play),
+}
+run = choose("worker", "role", _USAGE, _ROLES)

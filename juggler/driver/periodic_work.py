@@ -217,12 +217,12 @@ def metrics_line(parts: RunParts) -> dict[str, Any]:
         line["by_module"] = {
             module_id: _module_line(parts, module_id) for module_id in core.modules
         }
-        line["by_module"] |= {each: parts.metrics.of(each).played_line() for each in others}
+        line["by_module"] |= {each: parts.metrics.of(each).line(trained=False) for each in others}
     if parts.league:
         line["league"] = parts.league.standings.line()
     agents = parts.config.agent_names or tuple(parts.metrics.by_agent)  # with simulators
     if has_metrics_by_agent(agents):
-        line["by_agent"] = {agent: parts.metrics.of_agent(agent).line() for agent in agents}
+        line["by_agent"] = {agent: parts.metrics.of_agent(agent).returns_line() for agent in agents}
     stop_return = parts.config.driver.stop_return
     if isinstance(stop_return, Mapping):
         line["stop_returns"] = ReturnGoals(stop_return).now(parts.metrics)

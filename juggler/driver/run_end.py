@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.reporting.run_directory import last_summary, metrics_table
-from juggler.driver.reporting.wording import best_checkpoint, here, outcome, restarted
+from juggler.driver.reporting.wording import conclude, here
 from juggler.runtime.checkpoints.checkpoint import Checkpoint
 from juggler.runtime.near_matches import listed
 
@@ -143,21 +143,16 @@ class Result:
         return metrics_table(self.run_dir)
 
     def __repr__(self) -> str:
-        return "\n".join(f"{name:<10} {value}" for name, value in self._rows())
+        return conclude(self.summary)
 
     def _repr_html_(self) -> str:
+        named = (line.partition(": ") for line in conclude(self.summary).splitlines())
         rows = "".join(
-            f"<tr><th style='text-align:left'>{name}</th>"
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
             f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
-            for name, value in self._rows()
+            for name, _, value in named
         )
         return f"<table>{rows}</table>"
-
-    def _rows(self) -> list[tuple[str, str]]:
-        checkpoint = "none" if self.checkpoint is None else here(self.checkpoint)
-        where = [("run", here(self.run_dir)), ("checkpoint", checkpoint)]
-        more = ("best", best_checkpoint(self.summary)), ("restarts", restarted(self.summary))
-        return [*outcome(self.summary), *where, *(row for row in more if row[1])]
 
 
 def goal_reached(run_dir: Path, before: RunConfig, now: RunConfig) -> str:

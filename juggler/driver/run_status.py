@@ -31,6 +31,8 @@ class StatusReader:
     def read(self) -> status_pb2.RunStatus:
         parts, core, histories = self.parts, self.parts.core, self.parts.metrics.workers
         rates = histories.rates()
+        # The time is of now, since a run that waits at its end writes no lines.
+        line = {**self.newest_line(), "wall_time": parts.clock.now().wall}
         status = status_pb2.RunStatus(
             run_id=self.run_id,
             run_dir=str(parts.run_dir.resolve()),
@@ -38,7 +40,7 @@ class StatusReader:
             algorithm=parts.config.learner.algorithm,
             phase=self._phase(),
             # Numbers of the run are in its metrics; the rest changes faster, or is for operators.
-            metrics=json.dumps(to_json(self.newest_line())),
+            metrics=json.dumps(to_json(line)),
             updates=parts.metrics.updates,
             queues=status_pb2.Queues(
                 requests_in_flight=core.requests_in_flight,

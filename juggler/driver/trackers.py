@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, Full, Queue, SimpleQueue
@@ -327,7 +326,8 @@ class Tracking(Callback):
         self._thread: threading.Thread | None = None
         self._copies = Path()
         self._found: dict[str, Path] = {}  # "newest" and "best"
-        self._logged: dict[tuple[str, str], Path] = {}  # by tracker, and "newest" or "best"
+        # Names of logged checkpoints, by tracker, and "newest" or "best"
+        self._logged: dict[tuple[str, str], str] = {}
         self._next_checkpoint = 0.0  # by the monotonic clock
         self._summary: Mapping[str, Any] = {}
 
@@ -375,8 +375,7 @@ class Tracking(Callback):
             return  # they have not started
         best = (summary.get("best") or {}).get("checkpoint")
         for name, last in (("newest", summary.get("checkpoint")), ("best", best)):
-            found = self._found.get(name)
-            if last and (found is None or found.name != Path(last).name):
+            if last:
                 self._found[name] = Path(last)
         # The thread sends what is left once it sees the summary.
         self._summary = summary
@@ -400,9 +399,7 @@ class Tracking(Callback):
                 self._send_checkpoints()
         self._each(lambda tracker: self._trackers[tracker].summary(self._summary))
         for name, found in self._found.items():  # these are not deleted any more
-            self._each(
-                partial(self._log_checkpoint, name=name, found=found, path=found), self._keepers
-            )
+            self._log_checkpoint(name, found, found)
         self._each(lambda tracker: self._trackers[tracker].finish())
 
     def _each(self, job: Callable[[str], None], names: Iterable[str] | None = None) -> None:
@@ -419,19 +416,14 @@ class Tracking(Callback):
             return
         size = 0
         for name, found in dict(self._found).items():
-            if all(self._logged.get((each, name)) == found for each in self._keepers):
+            if all(self._logged.get((each, name)) == found.name for each in self._keepers):
                 continue
             copy = self._copies / found.name
             try:
-                files = list(found.iterdir())
                 # Before the copy: if the disk has no room for it, the next attempt waits as long.
-                size += sum(file.stat().st_size for file in files)
-                copy.mkdir(parents=True)
-                for file in files:
-                    shutil.copyfile(file, copy / file.name)
-                self._each(
-                    partial(self._log_checkpoint, name=name, found=found, path=copy), self._keepers
-                )
+                size += sum(file.stat().st_size for file in found.iterdir())
+                shutil.copytree(found, copy)
+                self._log_checkpoint(name, found, copy)
             except OSError as error:
                 if found.exists():  # otherwise the run has deleted it: there is a newer one
                     why = error.strerror or error
@@ -440,11 +432,15 @@ class Tracking(Callback):
                 shutil.rmtree(self._copies, ignore_errors=True)
         self._next_checkpoint = time.monotonic() + size / _BYTES_A_SECOND
 
-    def _log_checkpoint(self, tracker: str, name: str, found: Path, path: Path) -> None:
-        """Log a checkpoint, unless it already is logged."""
-        if self._logged.get((tracker, name)) != found:
-            self._trackers[tracker].checkpoint(name, path)
-            self._logged[tracker, name] = found
+    def _log_checkpoint(self, name: str, found: Path, path: Path) -> None:
+        """Log a checkpoint to all trackers that have not logged it."""
+
+        def log(tracker: str) -> None:
+            if self._logged.get((tracker, name)) != found.name:
+                self._trackers[tracker].checkpoint(name, path)
+                self._logged[tracker, name] = found.name
+
+        self._each(log, self._keepers)
 
     def _report_problems(self, run: Run) -> None:
         """Report new problems in the thread of the run."""

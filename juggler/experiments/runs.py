@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -36,6 +34,7 @@ from juggler.driver.reporting.run_directory import (
     flat,
     has_checkpoint,
     lock,
+    make_default,
     must_be_free,
     parse_line,
 )
@@ -97,11 +96,6 @@ class RunProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    @property
-    def pid(self) -> int:
-        """Process id of the run's driver."""
-        return self._process.pid
 
     @property
     def running(self) -> bool:
@@ -185,6 +179,13 @@ class Runs(ABC):
     @abstractmethod
     def table(self, running: Sequence[RunProcess], title: str) -> Table:
         """Show the runs at work."""
+
+    def make_table(self, title: str, *columns: str) -> Table:
+        """Make a table of the runs at work."""
+        table = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+        for each in table.columns:
+            each.overflow = "fold"
+        return table
 
     def report(self, text: str, style: str = "") -> None:
         """Show a message."""
@@ -303,10 +304,9 @@ def make_directory(
 ) -> Path:
     """Make a directory, with a file that describes its runs."""
     must_not_be_imported()
-    name = re.sub(r"[^\w.-]+", "-", env.rpartition(":")[2])
-    path = path or Path("runs") / f"{kind}-{name}-{datetime.now():%Y%m%d-%H%M%S}"
     must_be_free(path, resume_command=resume_command)
     try:
+        path = path or make_default(f"{kind}-{env.rpartition(':')[2]}")
         path.mkdir(parents=True, exist_ok=True)
         write_synced(path / file, content)
     except OSError as error:

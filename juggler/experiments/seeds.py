@@ -237,7 +237,7 @@ class _Seeds(Runs):
         self._goal = config.driver.stop_steps
         self._waiting = list(range(config.driver.seed, config.driver.seed + seeds))
         self._count = seeds
-        self._at_work: dict[int, int] = {}  # seeds by process id
+        self._at_work: dict[RunProcess, int] = {}  # seeds
         self.reached: dict[int, dict[str, Any]] = {}  # by seed
         self._failed: dict[int, str] = {}
 
@@ -248,11 +248,11 @@ class _Seeds(Runs):
         config = self.directory / f"seed-{seed}.toml"
         config.write_bytes(to_toml({**self._values, "seed": seed}))
         run = RunProcess(config, self.directory / f"seed-{seed}")
-        self._at_work[run.pid] = seed
+        self._at_work[run] = seed
         return run
 
     def over(self, run: RunProcess, end: RunExit) -> None:
-        seed = self._at_work.pop(run.pid)
+        seed = self._at_work.pop(run)
         if end.interrupted:
             return
         reached = _reached(seed, run.run_dir, end)
@@ -279,16 +279,12 @@ class _Seeds(Runs):
 
     def table(self, running: Sequence[RunProcess], title: str) -> Table:
         over = f"{len(self.reached) + len(self._failed)} of {self._count} seeds have ended{title}"
-        table = Table(title=over, title_justify="left", box=None, pad_edge=False)
-        table.add_column("seed", justify="right")
-        table.add_column("", width=16)
-        for name in ("return", "steps"):
-            table.add_column(name, justify="right")
+        table = self.make_table(over, "seed", "", "return", "steps")
         for run in running:
             steps = run.newest.get("env_steps_trained", 0)
             bar = ProgressBar(total=self._goal, completed=steps, width=16) if self._goal else ""
             returns = number(run.newest.get(_RETURN))
-            table.add_row(f"{self._at_work[run.pid]}", bar, returns, quantity(steps))
+            table.add_row(f"{self._at_work[run]}", bar, returns, quantity(steps))
         return table
 
 

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from juggler.driver.config import ConfigError, RunConfig, plain
@@ -189,22 +190,11 @@ def _is_whole(key: str, match: re.Match[str], run: Mapping[str, Any]) -> bool:
 
 def _values(text: str) -> list[Value]:
     """Read values between commas as TOML; words need no quotes."""
-    pieces, depth = [""], 0
-    for each in text:
-        depth += (each in "[{") - (each in "]}")
-        if each == "," and depth == 0:
-            pieces.append("")
-        else:
-            pieces[-1] += each
-    return [_value(piece.strip()) for piece in pieces]
-
-
-def _value(text: str) -> Value:
     try:
-        value: Value = tomllib.loads(f"value = {text}")["value"]
-        return value
-    except tomllib.TOMLDecodeError:
-        return text
+        return list(tomllib.loads(f"values = [{text}]")["values"])
+    except tomllib.TOMLDecodeError:  # words without quotes
+        words = text.split(",")
+        return [text.strip()] if len(words) == 1 else [*chain.from_iterable(map(_values, words))]
 
 
 def _name(value: Value) -> str | int | float | bool:

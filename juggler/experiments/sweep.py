@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import math
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -43,6 +44,7 @@ from juggler.runtime.near_matches import all_of, closest
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
+    from optuna.trial import FrozenTrial
 
 PLAN_FILE: Final = "sweep.toml"
 TRIALS: Final = 20
@@ -206,33 +208,26 @@ def resume_sweep(
 
 def _comparable(space: object, flat: Mapping[str, Any]) -> dict[str, str | list[Any]]:
     """Check that trials can be compared; return a space as in files."""
+    example = 'such as {"lr": "1e-4..1e-2:log", "model.hidden_sizes": [[64], [256]]}'
     if not space:
         raise ConfigError("a sweep needs a space, such as --space lr=1e-4..1e-2:log")
+    if not isinstance(space, Mapping):
+        raise ConfigError(f"space = {space!r}: give a dict, {example}")
     if flat["stop_steps"] is None and flat["stop_seconds"] is None:
         raise ConfigError(
             "trials are compared at equal lengths: give their length, such as "
             "stop_steps = 50000 or stop_seconds = 30"
         )
-    plain = _plain(space)
-    for key in (*_STOPS, "run_dir"):
-        if key in plain:
+    plain: dict[str, str | list[Any]] = {}
+    for name, value in space.items():
+        key = name.strip().replace("-", "_")
+        if key in (*_STOPS, "run_dir"):
             reason = "trials have equal lengths, and directories of their own"
             raise ConfigError(f"--space {key}: {reason}; leave it out")
-    return plain
-
-
-def _plain(space: object) -> dict[str, str | list[Any]]:
-    """Return a space in the form of files."""
-    example = 'such as {"lr": "1e-4..1e-2:log", "model.hidden_sizes": [[64], [256]]}'
-    if not isinstance(space, Mapping):
-        raise ConfigError(f"space = {space!r}: give a dict, {example}")
-    for key, value in space.items():
         if isinstance(value, Mapping) or not isinstance(value, Iterable):
-            raise ConfigError(f"space: {key} = {value!r}: give a text or a list, {example}")
-    return {
-        key.strip().replace("-", "_"): value if isinstance(value, str) else list(value)
-        for key, value in space.items()
-    }
+            raise ConfigError(f"space: {name} = {value!r}: give a text or a list, {example}")
+        plain[key] = value if isinstance(value, str) else list(value)
+    return plain
 
 
 #: Numbers that the driver adds to `Metrics` and the books.
@@ -351,19 +346,6 @@ class _AtWork:
         self.points = points
 
 
-@dataclass(frozen=True, slots=True)
-class TrialOver:
-    """An ended trial, as Optuna stores it."""
-
-    number: int
-    # The metric; of a pruned trial, its last report; None: no value
-    value: float | None
-    complete: bool  # neither pruned nor failed
-    why_incomplete: str  # why not, for people; "" if complete
-    # Values by key. Other values than numbers and words are JSON.
-    settings: Mapping[str, Any]
-
-
 class Sweep(Runs):
     """The trials of a sweep. Its directory has:
 
@@ -383,10 +365,9 @@ class Sweep(Runs):
         self._trials = directory / "trials"
         self._plan = plan
         self._axes = axes
-        self._at_work: dict[int, _AtWork] = {}  # by process id
+        self._at_work: dict[RunProcess, _AtWork] = {}
         self._random = Random(int(plan.run.get("seed", 0)))
-        self._failed = 0
-        self._last_failure = ""  # how the last trial failed
+        self._failures: list[str] = []  # of the trials that failed, in this process
 
     def begin(self) -> None:
         """Open the study, and enqueue trials that were interrupted."""
@@ -404,7 +385,7 @@ class Sweep(Runs):
                     self._study.enqueue_trial(trial.params, user_attrs=attributes)
         before = self._over()
         self._begun = len(before)
-        self._one_was_good = any(not each.why_incomplete.startswith("failed") for each in before)
+        self._one_was_good = any(each.state != TrialState.FAIL for each in before)
 
     def next(self) -> RunProcess | None:
         if self._begun >= self._plan.trials or self._hopeless:
@@ -417,7 +398,7 @@ class Sweep(Runs):
         config = self._trials / f"{number:03}.toml"
         config.write_bytes(to_toml(placed(self._plan.run, values)))
         run = RunProcess(config, self._trials / f"{number:03}")
-        self._at_work[run.pid] = _AtWork(trial, number)
+        self._at_work[run] = _AtWork(trial, number)
         return run
 
     def _asked(self) -> tuple[Trial, dict[str, Value]]:
@@ -426,9 +407,8 @@ class Sweep(Runs):
 
         untried: list[tuple[Any, ...]] | None = None
         if settings_in(self._axes) <= _MOST_LISTED:
-            had = [each.settings for each in self._over()]
-            had += [each.trial.params for each in self._at_work.values()]
-            tried = {tuple(each.get(axis.key) for axis in self._axes) for each in had}
+            had = [*self._over(), *(each.trial for each in self._at_work.values())]
+            tried = {tuple(each.params.get(axis.key) for axis in self._axes) for each in had}
             every = itertools.product(*(axis.names() for axis in self._axes))
             untried = [each for each in every if each not in tried]
         # Optuna's sampler may propose a setting again, which a run of the same seed would repeat.
@@ -444,7 +424,7 @@ class Sweep(Runs):
 
     def read_new(self, run: RunProcess) -> None:
         """Report a trial's new metrics; end it if it falls behind."""
-        known = self._at_work[run.pid]
+        known = self._at_work[run]
         for line in run.new_lines():
             value = _measured(line, self._plan.metric)
             if value is None or known.pruned:
@@ -460,7 +440,7 @@ class Sweep(Runs):
     def over(self, run: RunProcess, end: RunExit) -> None:
         from optuna.trial import TrialState
 
-        known, metric = self._at_work.pop(run.pid), self._plan.metric
+        known, metric = self._at_work.pop(run), self._plan.metric
         value = _measured(end.summary, metric)
         problem = end.problem or _why_not_compared(end.summary, metric)
         # A trial that ended by itself before it was stopped is complete.
@@ -475,9 +455,8 @@ class Sweep(Runs):
         # Optuna's own states do not say why, and a resumed sweep shows this trial again.
         known.trial.set_user_attr(_ENDED, why)
         self._study.tell(known.trial, value if state == TrialState.COMPLETE else None, state)
-        failed = state == TrialState.FAIL
-        self._failed += failed
-        self._last_failure = why or self._last_failure
+        if failed := state == TrialState.FAIL:
+            self._failures.append(why)
         self._one_was_good |= not failed
         measured = "" if value is None else f"{metric} {number(value)}"
         parts = f"trial {known.number:>3}", measured, _words(known.trial.params), why
@@ -486,74 +465,73 @@ class Sweep(Runs):
     def table(self, running: Sequence[RunProcess], title: str) -> Table:
         over = self._over()
         title = f"sweep: {len(over)} of {self._plan.trials} trials have ended{title}"
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        table.add_column("trial", justify="right")
-        table.add_column("", width=16)
-        table.add_column(self._plan.metric, justify="right")
-        table.add_column("settings", overflow="fold")
+        table = self.make_table(title, "trial", "", self._plan.metric, "settings")
         for run in running:
-            known, line = self._at_work[run.pid], run.newest
+            known, line = self._at_work[run], run.newest
             share = self._plan.share_done(line) if line else 0.0
             bar = ProgressBar(total=1.0, completed=share, width=16)
             value, settings = _measured(line, self._plan.metric), _words(known.trial.params)
             table.add_row(f"{known.number}", bar, number(value), settings)
         # Pruned and failed trials are behind all complete ones.
-        if over and over[0].complete:
-            best = over[0]
-            table.add_row(
-                f"{best.number}", "best so far", number(best.value), _words(best.settings)
-            )
+        if over and _is_complete(best := over[0]):
+            shown = number(best.value), _words(best.params)
+            table.add_row(f"{best.user_attrs[_RUN]}", "best so far", *shown)
         return table
 
     def must_be_good(self) -> None:
         """Check that not all of the first trials have failed."""
         if self._hopeless:
             raise SweepFailed(
-                f"the first {self._failed} trials failed, and no others were started. The "
-                f"last one {self._last_failure}. Their output is in {self._trials}/*.log"
+                f"the first {len(self._failures)} trials failed, and no others were started. The "
+                f"last one {self._failures[-1]}. Their output is in {self._trials}/*.log"
             )
 
     @property
     def _hopeless(self) -> bool:
-        return self._failed >= _MOST_FAILED and not self._one_was_good
+        return len(self._failures) >= _MOST_FAILED and not self._one_was_good
 
-    def _over(self) -> list[TrialOver]:
+    def _over(self) -> list[FrozenTrial]:
         """Return ended trials, the best first, incomplete ones in order."""
-        found = []
-        for trial in self._study.get_trials(deepcopy=False):
-            if not trial.state.is_finished() or _ENDED not in trial.user_attrs:
-                continue  # it is at work, or was resumed as another trial
-            reports, why = trial.intermediate_values, trial.user_attrs[_ENDED]
-            is_pruned = why.startswith("pruned") and reports
-            value = reports[max(reports)] if is_pruned else trial.value
-            number = trial.user_attrs[_RUN]
-            found.append(TrialOver(number, value, not why, why, dict(trial.params)))
         sign = 1 if self._plan.minimize else -1
 
-        def rank(trial: TrialOver) -> tuple[bool, float]:
-            worth = sign * (trial.value or 0.0) if trial.complete else trial.number
-            return not trial.complete, worth
+        def rank(trial: FrozenTrial) -> tuple[bool, float]:
+            if _is_complete(trial):
+                return False, sign * (trial.value or 0.0)
+            return True, trial.user_attrs[_RUN]
 
-        return sorted(found, key=rank)
+        # Other trials are at work, or were resumed as another trial.
+        ended = (
+            trial
+            for trial in self._study.get_trials(deepcopy=False)
+            if trial.state.is_finished() and _ENDED in trial.user_attrs
+        )
+        return sorted(ended, key=rank)
 
     def conclude(self) -> SweepResult | None:
         """Write the results, and show them."""
         over, plan = self._over(), self._plan
         if not over:
             return None
-        table, rows = self._write_table(over)
-        pruned = sum(each.why_incomplete.startswith("pruned") for each in over)
-        complete = sum(each.complete for each in over)
-        failed = len(over) - complete - pruned
-        self.report(f"{complete} trials complete, {pruned} pruned, {failed} failed")
-        self.show(_result_table(over, plan))
+        rows = [self._row(each) for each in over]
+        in_order = sorted(rows, key=lambda row: row["trial"])
+        table = self.directory / "trials.csv"
+        with table.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(in_order)
+        # People see how many trials count, and the best ones.
+        ends = Counter(each.state.name for each in over)
+        self.report(
+            f"{ends['COMPLETE']} trials complete, {ends['PRUNED']} pruned, {ends['FAIL']} failed"
+        )
+        self.show(_result_table(rows))
         best = over[0]
-        if not best.complete or best.value is None:
+        if not _is_complete(best):
             return None
         # The file is for a run by itself, so it stops as the configuration said.
-        chosen = {axis.key: axis.meant(best.settings[axis.key]) for axis in self._axes}
+        chosen = {axis.key: axis.meant(best.params[axis.key]) for axis in self._axes}
         values = {key: value for key, value in plan.run.items() if key not in _STOPS}
-        about = f"# The best of {len(over)} trials, {best.number}: {plan.metric} "
+        about = f"# The best of {len(over)} trials, {rows[0]['trial']}: {plan.metric} "
         about += f"{number(best.value)}\n"
         settings = differing(placed({**values, **plan.stops}, chosen), plan.space)
         config = self.directory / "best.toml"
@@ -563,25 +541,21 @@ class Sweep(Runs):
         self.report(
             f"best settings: {here(config)}; to train with them: juggler train {here(config)}"
         )
-        return SweepResult(self.directory, chosen, best.value, config, rows)
+        return SweepResult(self.directory, chosen, float(best.value or 0.0), config, in_order)
 
-    def _write_table(self, over: Sequence[TrialOver]) -> tuple[Path, list[dict[str, Any]]]:
-        """Write a row for each trial; return file and rows."""
-        rows = [
-            {
-                "trial": each.number,
-                self._plan.metric: each.value,
-                **{key: each.settings.get(key) for key in self._plan.space},
-                "ended": each.why_incomplete or "complete",
-            }
-            for each in sorted(over, key=lambda each: each.number)
-        ]
-        table = self.directory / "trials.csv"
-        with table.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        return table, rows
+    def _row(self, trial: FrozenTrial) -> dict[str, Any]:
+        """Return a trial as a row of the table."""
+        return {
+            "trial": trial.user_attrs[_RUN],
+            self._plan.metric: trial.value,
+            **{key: trial.params.get(key) for key in self._plan.space},
+            "ended": trial.user_attrs[_ENDED] or "complete",
+        }
+
+
+def _is_complete(trial: FrozenTrial) -> bool:
+    """Return whether an ended trial was neither pruned nor failed."""
+    return not trial.user_attrs[_ENDED]
 
 
 def _open_study(file: Path, plan: SweepPlan) -> Study:
@@ -633,21 +607,16 @@ def _why_not_compared(summary: MetricsLine, metric: str) -> str:
     return ""
 
 
-def _result_table(over: Sequence[TrialOver], plan: SweepPlan) -> Table:
-    """Show the best trials, with a column for each key."""
+def _result_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Show the best trials."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("trial", justify="right")
-    table.add_column(plan.metric, justify="right")
-    for key in plan.space:
-        table.add_column(key, justify="right", overflow="fold")
-    table.add_column("", overflow="fold")
-    for each in over[:_MOST_ROWS]:
-        shown = [_short(each.settings.get(key, "-")) for key in plan.space]
-        table.add_row(
-            f"{each.number}", number(each.value), *shown, Text(each.why_incomplete, style="dim")
-        )
-    if len(over) > _MOST_ROWS:
-        table.caption = f"and {len(over) - _MOST_ROWS} more: trials.csv has all of them"
+    for title in rows[0]:
+        table.add_column(title, justify="left" if title == "ended" else "right", overflow="fold")
+    for row in rows[:_MOST_ROWS]:
+        trial, value, *settings, ended = row.values()
+        table.add_row(f"{trial}", number(value), *map(_short, settings), Text(ended, style="dim"))
+    if len(rows) > _MOST_ROWS:
+        table.caption = f"and {len(rows) - _MOST_ROWS} more: trials.csv has all of them"
         table.caption_justify = "left"
     return table
 
@@ -667,13 +636,11 @@ def _draw(directory: Path, study: Study, plan: SweepPlan) -> list[Path]:
     import matplotlib.pyplot as plt
     from optuna.visualization.matplotlib import plot_optimization_history, plot_slice
 
-    files = [directory / "sweep.png", directory / "history.png"]
+    drawn: dict[str, Any] = {"sweep.png": plot_slice, "history.png": plot_optimization_history}
     with warnings.catch_warnings(), plt.style.context("default"):
         warnings.simplefilter("ignore")  # about experimental functions, and keys with one value
-        plot_slice(study, target_name=plan.metric)
-        plt.savefig(files[0], dpi=140, bbox_inches="tight")
-        plt.close()
-        plot_optimization_history(study, target_name=plan.metric)
-        plt.savefig(files[1], dpi=140, bbox_inches="tight")
-        plt.close()
-    return files
+        for name, draw in drawn.items():
+            draw(study, target_name=plan.metric)
+            plt.savefig(directory / name, dpi=140, bbox_inches="tight")
+            plt.close()
+    return [directory / name for name in drawn]

@@ -132,12 +132,13 @@ def copied(tree: Any) -> Any:
     return tree.clone() if isinstance(tree, Tensor) else np.array(tree)
 
 
-def checked(where: str, check: Callable[[], None]) -> None:
-    """Run a check, whose AssertionError gets the place."""
-    try:
-        check()
-    except AssertionError as error:
-        raise AssertionError(f"{where}: {error}") from error
+def _check_rules(name: str, rules: Mapping[str, Callable[..., None]], *given: Any) -> None:
+    """Check rules; an AssertionError gets the place."""
+    for rule, check in rules.items():
+        try:
+            check(*given)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {rule}: {error}") from error
 
 
 def must(condition: bool, otherwise: str) -> None:
@@ -160,9 +161,7 @@ def check_core(make: MakeCore, sample: Columns) -> None:
     Raises:
         AssertionError: names the broken rule, and the place.
     """
-    name = make().name
-    for rule, check in _CORE_RULES.items():
-        checked(f"core {name!r}: {rule}", partial(check, make, sample))
+    _check_rules(f"core {make().name!r}", _CORE_RULES, make, sample)
 
 
 def _after(core: LearnerCore[Any], state: Any, sample: Columns, steps: int = 3) -> Any:
@@ -293,9 +292,7 @@ def check_learner(make: MakeLearner, samples: Sequence[Columns]) -> None:
     Raises:
         AssertionError: names the broken rule, and the place.
     """
-    name = type(make(0)).__name__
-    for rule, check in _LEARNER_RULES.items():
-        checked(f"{name}: {rule}", partial(check, make, samples))
+    _check_rules(type(make(0)).__name__, _LEARNER_RULES, make, samples)
 
 
 def _stepped(learner: Learner, samples: Sequence[Columns]) -> list[Any]:

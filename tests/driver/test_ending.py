@@ -230,17 +230,17 @@ LINE: dict[str, Any] = {
 }
 
 
-def test_a_result_prints_as_five_lines() -> None:
-    result = juggler.Result(SUMMARY, Path("runs/<one>"), Path("runs/<one>/checkpoints/000001300"))
+def test_a_result_prints_as_the_run_concluded() -> None:
+    run_dir, newest = Path("runs/<one>"), Path("runs/<one>/checkpoints/000001300")
+    summary = {**SUMMARY, "run_dir": str(run_dir), "checkpoint": str(newest)}
+    result = juggler.Result(summary, run_dir, newest)
     assert str(result).splitlines() == [
-        "outcome    solved after 9.4 s",
-        "return     480.2, the mean of the last episodes",
-        "steps      312k trained on, in 1,300 updates",
-        "run        runs/<one>",
-        "checkpoint runs/<one>/checkpoints/000001300",
+        "solved: return 480.2 after 312k steps in 9.4 s",
+        "run directory: runs/<one>",
+        "checkpoint: runs/<one>/checkpoints/000001300",
     ]
     shown = result._repr_html_()
-    assert shown.count("<tr>") == 5
+    assert shown.count("<tr>") == 3
     assert "runs/&lt;one&gt;" in shown
 
 
@@ -254,7 +254,7 @@ def test_a_result_tells_the_best_checkpoint() -> None:
     summary = {"solved": False, "wall_time": 1.0, "best": best}
     result = juggler.Result(summary, Path("runs/one"), None)
     assert result.best == Path("runs/one/best/000000007")
-    shown = "best       runs/one/best/000000007, with 480.2 ± 3 in 10 episodes"
+    shown = "best: runs/one/best/000000007, with 480.2 ± 3 in 10 episodes"
     assert str(result).splitlines()[-1] == shown
 
 

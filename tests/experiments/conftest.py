@@ -4,7 +4,6 @@ import json
 import signal
 import tomllib
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -16,14 +15,11 @@ from support.changes import SkippedTime
 from juggler.driver.reporting import run_directory
 from juggler.experiments import runs
 
-_pids = count(1)
-
 
 class ScriptedRun:
     """Stands in for `subprocess.Popen` of `juggler train`."""
 
     def __init__(self, command: list[str], *, stdout: IO[bytes], **_: Any) -> None:
-        self.pid = next(_pids)
         self.returncode: int | None = None
         first, second, *rest = command[5:]
         self._resumed = first == "--resume"

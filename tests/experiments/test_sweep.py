@@ -7,7 +7,6 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,9 @@ def test_the_best_settings_are_found_and_written_as_a_configuration(
     assert "sweep of 6 trials, one of each setting, 3 at once, in" in said
     assert "6 trials complete, 0 pruned, 0 failed" in said
     table = said.partition("0 failed\n")[2].splitlines()
-    assert table[0].split() == ["trial", "episode_return_mean", "lr", "model.hidden_sizes"]
+    assert table[0].split() == [
+        *("trial", "episode_return_mean", "lr", "model.hidden_sizes", "ended")
+    ]
     assert table[1].split()[1:3] == ["30.00", "3"], "the best one first"
     assert all(each.name in said for each in pictures)
 
@@ -240,13 +241,12 @@ METRIC = "episode_return_mean"
 STEPS = 100
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """A run whose lines the test writes."""
 
     config: Path
     run_dir: Path
-    pid: int = field(default_factory=count().__next__)
     lines: list[dict[str, float]] = field(default_factory=list)
     stopped: bool = False
 

@@ -23,10 +23,9 @@ from juggler.driver.driver_config import REQUESTS_PER_RUNNER, UPDATES_IN_FLIGHT
 from juggler.driver.module_placement import ModulePlacement
 from juggler.driver.reporting.metrics import (
     RETURN_WINDOW,
-    AgentMetrics,
     Candidates,
+    Episodes,
     Metrics,
-    ModuleMetrics,
 )
 from juggler.driver.run_end import Times
 from juggler.driver.workers.command_sender import ConnectorState
@@ -319,7 +318,7 @@ def counters_of(
     }
 
 
-def _ended(of: Metrics | ModuleMetrics | AgentMetrics) -> dict[str, Any]:
+def _ended(of: Episodes) -> dict[str, Any]:
     return {"episodes": of.episodes, "returns": list(of.returns)}
 
 

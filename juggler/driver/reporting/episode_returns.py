@@ -122,13 +122,9 @@ class ReturnGoals:
     """The goals in `stop_return`."""
 
     def __init__(self, stop_return: float | Mapping[str, float] | None) -> None:
-        if stop_return is None:
-            # The goals, by id of a module or name of an agent, or by EPISODE
-            self.by_name: dict[str, float] = {}
-        elif isinstance(stop_return, Mapping):
-            self.by_name = dict(stop_return)
-        else:
-            self.by_name = {EPISODE: stop_return}
+        # The goals, by id of a module or name of an agent, or by EPISODE
+        goals = {} if stop_return is None else stop_return
+        self.by_name = dict(goals) if isinstance(goals, Mapping) else {EPISODE: goals}
 
     def __bool__(self) -> bool:
         return bool(self.by_name)

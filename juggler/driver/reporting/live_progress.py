@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -25,7 +25,6 @@ from juggler.driver.reporting.wording import (
     clock,
     conclude,
     each_return,
-    goal_returns,
     missing_steps,
     number,
     plain,
@@ -33,10 +32,10 @@ from juggler.driver.reporting.wording import (
     time_left,
 )
 
-_NARROW = 60  # columns; narrower terminals show no bars
 _MOST_GOALS = 4  # modules and agents with their own row
 _GOALS = ("return", "steps", "seconds")
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_POINTS = 16  # of the course of a return
 #: Name, value, bar, goal and course of a number.
 _Row: TypeAlias = tuple[str, str, RenderableType, str, str]
 _STYLES: dict[Level, str] = {"info": "dim", "warning": "yellow", "error": "red"}
@@ -52,7 +51,7 @@ class LiveProgress(Progress):
         self._line: Mapping[str, Any] = {}
         self._line_came = time.monotonic()
         # Curves of returns, of episodes and of the modules and agents that have a goal
-        self._curves: dict[str, Sparkline] = {}
+        self._curves: dict[str, list[float]] = {}
         self._last = Text()
         self._waits_for = "workers"  # what the run waits for; "" after the first update
         self._status = Status("", console=self._console)  # shown before the panel
@@ -82,7 +81,8 @@ class LiveProgress(Progress):
         self._line = line
         self._line_came = time.monotonic()
         for name, mean in _returns(line).items():
-            self._curves.setdefault(name, Sparkline()).add(mean)
+            if mean is not None and math.isfinite(mean):
+                self._curves.setdefault(name, []).append(mean)
 
     def message(self, text: str, level: Level = "info") -> None:
         style = _STYLES[level]
@@ -109,7 +109,7 @@ class LiveProgress(Progress):
             text.truncate(max(1, options.max_width - 4), overflow="ellipsis")
         shown: list[RenderableType] = [waits]  # shown instead of rows of zeros
         if not self._waits_for or self._ended:
-            shown = [self._goals(options.max_width >= _NARROW), self._details(), self._incidents()]
+            shown = [self._goals(), self._details(), self._incidents()]
         # Drawn four times a second: nothing here may take long.
         yield Panel(
             Group(*(row for row in (*shown, last) if row)),
@@ -124,7 +124,7 @@ class LiveProgress(Progress):
             # the border.
             yield Text("")
 
-    def _goals(self, wide: bool) -> Table:
+    def _goals(self) -> Table:
         """Show returns, steps and time, each with a bar."""
         config, line = self._config, self._line
         stop_return, stop_steps = config.get("stop_return"), config.get("stop_steps")
@@ -141,22 +141,22 @@ class LiveProgress(Progress):
             rows.append(("time", clock(passed), _bar(0, passed, seconds), clock(seconds), ""))
         has_goals = any(config.get(f"stop_{key}") is not None for key in _GOALS)
         # Without a goal there is no bar to fill the width.
-        grid = Table.grid(padding=(0, 1), expand=not wide or has_goals)
+        grid = Table.grid(padding=(0, 1), expand=has_goals)
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(justify="right", style="bold", no_wrap=True, min_width=7)
-        if wide:
-            grid.add_column(ratio=1)
-            grid.add_column(justify="right", no_wrap=True)
-            grid.add_column(no_wrap=True, min_width=Sparkline.points)
+        grid.add_column(ratio=1)
+        grid.add_column(justify="right", no_wrap=True)
+        grid.add_column(no_wrap=True, min_width=_POINTS)
         for row in rows:
-            grid.add_row(*row[: len(grid.columns)])
+            grid.add_row(*row)
         return grid
 
     def _return_row(self, name: str, now: float | None, goal: float | None) -> _Row:
         """Make the row of episodes, a module or an agent."""
-        curve = self._curves.get(name, Sparkline())
-        bar, shown = _bar(curve.first, now, goal), "" if goal is None else number(goal)
-        return plain(name) or "return", number(now), bar, shown, curve.drawn()
+        curve = self._curves.get(name, [])
+        bar = _bar(curve[0] if curve else None, now, goal)
+        shown = "" if goal is None else number(goal)
+        return plain(name) or "return", number(now), bar, shown, _sparkline(curve)
 
     def _details(self) -> Text:
         line, most = self._line, self._line.get("staleness_max")
@@ -204,35 +204,17 @@ class LiveProgress(Progress):
         return shown if left is None or self._ended else f"{shown} · {clock(left)} left"
 
 
-class Sparkline:
-    """The course of a number over the run, drawn with block characters."""
-
-    points = 16
-
-    def __init__(self) -> None:
-        self._values: list[float] = []
-
-    @property
-    def first(self) -> float | None:
-        """The first value; None before it."""
-        return self._values[0] if self._values else None
-
-    def add(self, value: float | None) -> None:
-        if value is not None and math.isfinite(value):
-            self._values.append(value)
-
-    def drawn(self) -> str:
-        values = self._values
-        if not values:
-            return ""
-        share = -(-len(values) // self.points)
-        parts = (values[begin : begin + share] for begin in range(0, len(values), share))
-        means = [sum(part) / len(part) for part in parts]
-        low, span = min(means), max(means) - min(means)
-        return "".join(
-            _BLOCKS[round((mean - low) / span * (len(_BLOCKS) - 1)) if span else 0]
-            for mean in means
-        )
+def _sparkline(values: Sequence[float]) -> str:
+    """Draw the course of a number over the run with block characters."""
+    if not values:
+        return ""
+    share = -(-len(values) // _POINTS)
+    parts = (values[begin : begin + share] for begin in range(0, len(values), share))
+    means = [sum(part) / len(part) for part in parts]
+    low, span = min(means), max(means) - min(means)
+    return "".join(
+        _BLOCKS[round((mean - low) / span * (len(_BLOCKS) - 1)) if span else 0] for mean in means
+    )
 
 
 def _bar(first: float | None, now: float | None, goal: float | None) -> RenderableType:
@@ -249,7 +231,7 @@ def _bar(first: float | None, now: float | None, goal: float | None) -> Renderab
 
 def _returns(line: Mapping[str, Any]) -> dict[str, float | None]:
     """Return mean returns of episodes, modules and agents by name."""
-    return {EPISODE: line.get("episode_return_mean"), **goal_returns(line)}
+    return {EPISODE: line.get("episode_return_mean"), **(line.get("stop_returns") or {})}
 
 
 def _shown(count: float | None) -> str:

@@ -88,20 +88,16 @@ class StalenessSince:
     """Mean and maximum since the last `collect`, or the values before."""
 
     def __init__(self) -> None:
-        self._total, self._count, self._most = 0, 0, 0
-        self._last: tuple[float | None, int | None] = (None, None)
-
-    def observe(self, staleness: int) -> None:
-        self._total += staleness
-        self._count += 1
-        self._most = max(self._most, staleness)
+        self.values: list[int] = []  # since the last `collect`
+        self._last: dict[str, float | None] = {"staleness_mean": None, "staleness_max": None}
 
     def collect(self) -> dict[str, float | None]:
         """Return the values for a line of metrics."""
-        if self._count:
-            self._last = (self._total / self._count, self._most)
-            self._total, self._count, self._most = 0, 0, 0
-        return {"staleness_mean": self._last[0], "staleness_max": self._last[1]}
+        if values := self.values:
+            mean = sum(values) / len(values)
+            self._last = {"staleness_mean": mean, "staleness_max": max(values)}
+            self.values = []
+        return self._last
 
 
 @dataclass(slots=True)
@@ -132,13 +128,8 @@ class Episodes:
         """Mean number of steps over the last 100 episodes, or None."""
         return _mean(self.lengths)
 
-
-@dataclass(slots=True)
-class AgentMetrics(Episodes):
-    """Episodes in which one of several agents acted."""
-
-    def line(self) -> dict[str, Any]:
-        """Return the agent's part of a line."""
+    def returns_line(self) -> dict[str, Any]:
+        """Return the part of a line that each agent has."""
         return {
             "episodes": self.episodes,
             "episode_return_mean": self.return_mean,
@@ -147,23 +138,18 @@ class AgentMetrics(Episodes):
 
 
 @dataclass(slots=True)
-class ModuleMetrics(AgentMetrics):
+class ModuleMetrics(Episodes):
     """Episodes of the agents that a module plays, counted per agent."""
 
     played: int = 0  # reported steps of a module that is not trained
     # Staleness of the batches used in updates
     staleness: StalenessSince = field(default_factory=StalenessSince)
 
-    def line(self) -> dict[str, Any]:
+    def line(self, *, trained: bool = True) -> dict[str, Any]:
         """Return the module's part of a line."""
-        return {**self.staleness.collect(), **self._of_episodes()}
-
-    def played_line(self) -> dict[str, Any]:
-        """Return a line's part for a module that is not trained."""
-        return {"env_steps_played": self.played, **self._of_episodes()}
-
-    def _of_episodes(self) -> dict[str, Any]:
-        return {**AgentMetrics.line(self), "episode_length_mean": self.length_mean}
+        of_episodes = {**self.returns_line(), "episode_length_mean": self.length_mean}
+        own = self.staleness.collect() if trained else {"env_steps_played": self.played}
+        return {**own, **of_episodes}
 
 
 _STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # updates
@@ -189,11 +175,9 @@ class Metrics(Episodes):
     candidates: Candidates = field(default_factory=Candidates)
     # Metrics of the newest update, by module id, by learner and updated module.
     modules: dict[tuple[str, str], dict[str, dict[str, float]]] = field(default_factory=dict)
-    # The replay's counters, by learner and module.
-    replays: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
     workers: WorkerHistories = field(default_factory=WorkerHistories)
     by_module: dict[str, ModuleMetrics] = field(default_factory=dict)
-    by_agent: dict[str, AgentMetrics] = field(default_factory=dict)
+    by_agent: dict[str, Episodes] = field(default_factory=dict)
     staleness: Histogram = field(default_factory=lambda: Histogram(_STALENESS))
     rate: TrainingRate = field(default_factory=TrainingRate)
     updates: int = 0
@@ -205,8 +189,8 @@ class Metrics(Episodes):
     _ended_last: tuple[float, int] = (0.0, 0)  # (training time, steps trained)
     _episodes_last: int = 0
 
-    def of_agent(self, agent: str) -> AgentMetrics:
-        return self.by_agent.setdefault(agent, AgentMetrics())
+    def of_agent(self, agent: str) -> Episodes:
+        return self.by_agent.setdefault(agent, Episodes())
 
     def returns_of(self, name: str) -> Sequence[float]:
         """Return the newest returns of a module or agent; "": of environments.
@@ -223,9 +207,9 @@ class Metrics(Episodes):
 
     def batch_consumed(self, module_id: str, staleness: int) -> None:
         """Note the age of a used batch, in updates."""
-        self.of(module_id).staleness.observe(staleness)
+        self.of(module_id).staleness.values.append(staleness)
         self.staleness.observe(staleness)
-        self._staleness_lately.observe(staleness)
+        self._staleness_lately.values.append(staleness)
 
     def updated(
         self,
@@ -251,7 +235,8 @@ class Metrics(Episodes):
     def replayed(self, worker_id: str, module_id: str, books: Mapping[str, float]) -> None:
         """Store a replay's counters, which every answer of a learner has."""
         if books:
-            self.replays[worker_id, module_id] = dict(books)
+            reported = self.modules.setdefault((worker_id, module_id), {})
+            reported.setdefault(module_id, {}).update(books)
 
     def evaluated(self, returns: Sequence[float], agent_returns: AgentReturns) -> None:
         """Store the results of an evaluation of recent weights.
@@ -272,17 +257,11 @@ class Metrics(Episodes):
             self.by_agent[agent].evaluation_return = sum(of_agent[agent]) / len(of_agent[agent])
 
     def learner_left(self, worker_id: str) -> None:
-        self.modules = {
-            key: reported for key, reported in self.modules.items() if key[0] != worker_id
-        }
-        self.replays = {key: books for key, books in self.replays.items() if key[0] != worker_id}
+        self.modules = {key: each for key, each in self.modules.items() if key[0] != worker_id}
 
     def keep(self, module_ids: Container[str]) -> None:
         """Forget all other modules: a league adds and removes players."""
-        self.modules = {
-            key: reported for key, reported in self.modules.items() if key[1] in module_ids
-        }
-        self.replays = {key: books for key, books in self.replays.items() if key[1] in module_ids}
+        self.modules = {key: each for key, each in self.modules.items() if key[1] in module_ids}
         self.by_module = {key: of for key, of in self.by_module.items() if key in module_ids}
 
     def continue_from(self, training_time: float, steps_trained: int) -> None:
@@ -310,12 +289,10 @@ class Metrics(Episodes):
         # Tables that most runs have no use for are left out: lines are written every second.
         return {
             **self._staleness_lately.collect(),
-            "episodes": self.episodes,
-            "episode_return_mean": self.return_mean,
+            **self.returns_line(),
             "episode_return_age": training_time - self._ended_last[0] if self.returns else None,
             "episode_length_mean": self.length_mean,
             "steps_per_second": self.rate.per_second(),
-            "evaluation_return_mean": self.evaluation_return,
             "seconds": self.workers.seconds(),
             "inference": self._inference(),
             "modules": self._modules(),
@@ -344,16 +321,9 @@ class Metrics(Episodes):
         return found
 
     def _modules(self) -> dict[str, dict[str, float]]:
-        """Return means over the learners, by module id.
-
-        The numbers of a replay come from each learner's newest answer instead of its last metrics,
-        so that they agree with the ledger.
-        """
+        """Return means over the learners, by module id."""
         values: dict[str, dict[str, list[float]]] = {}
-        for key in dict.fromkeys([*self.modules, *self.replays]):
-            reported = self.modules.get(key, {})
-            if key in self.replays:
-                reported = {**reported, key[1]: {**reported.get(key[1], {}), **self.replays[key]}}
+        for reported in self.modules.values():
             for module_id, metrics in reported.items():
                 for name, value in metrics.items():
                     values.setdefault(module_id, {}).setdefault(name, []).append(value)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import (
@@ -75,77 +75,79 @@ class _RunCollector(Collector):
 
 
 _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
-_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
-#: Kind, name and text of a metric, and its path in plain data. If that is a map, also its label.
-_Table = tuple[tuple[_Family, str, str, str] | tuple[_Family, str, str, str, str], ...]
-_RUN: Final[_Table] = (
-    (_GAUGE, "wall_seconds", "Duration of the run", "wall_time"),
-    (_COUNTER, "restarts", "Processes that replaced others", "restarts"),
-    (_GAUGE, "weights_generation", "Generation of the newest weights", "weights_version.0"),
-    (_GAUGE, "weights_update", "Update of the newest weights", "weights_version.1"),
-    (_COUNTER, "env_steps_sampled", "Live environment steps", "env_steps_sampled"),
-    (_COUNTER, "env_steps_trained", "Steps trained on, counted once", "env_steps_trained"),
-    (_COUNTER, "env_steps_dropped", "Steps never trained on", "env_steps_dropped", "reason"),
-    (_GAUGE, "env_steps_in_flight", "Steps sampled and not yet used", "env_steps_in_flight"),
-    (
-        _GAUGE,
-        "env_steps_lost_unreported",
-        "Steps requested from dead workers",
-        "env_steps_lost_unreported",
-    ),
-    (_COUNTER, "episodes", "Training episodes that ended", "episodes"),
-    (_GAUGE, "episode_return_mean", "Mean of the last 100 returns", "episode_return_mean"),
-    (_GAUGE, "episode_length_mean", "Mean of the last 100 lengths", "episode_length_mean"),
-    (
-        _GAUGE,
-        "episode_evaluation_return_mean",
-        "Mean return of the newest evaluation",
-        "evaluation_return_mean",
-    ),
-    (_GAUGE, "league_players", "Players that can play", "league.players"),
-    (_GAUGE, "league_historical_players", "Of these, frozen ones", "league.historical"),
+
+
+class _Of(NamedTuple):
+    """A metric, and its path in plain data."""
+
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily]
+    name: str
+    text: str
+    path: str = ""  # "": the name
+    label: str = ""  # of the keys, if the value is a map
+
+
+_RUN: Final = (
+    _Of(_GAUGE, "wall_seconds", "Duration of the run", "wall_time"),
+    _Of(_COUNTER, "restarts", "Processes that replaced others"),
+    _Of(_GAUGE, "weights_generation", "Generation of the newest weights", "weights_version.0"),
+    _Of(_GAUGE, "weights_update", "Update of the newest weights", "weights_version.1"),
+    _Of(_COUNTER, "env_steps_sampled", "Live environment steps"),
+    _Of(_COUNTER, "env_steps_trained", "Steps trained on, counted once"),
+    _Of(_COUNTER, "env_steps_dropped", "Steps never trained on", label="reason"),
+    _Of(_GAUGE, "env_steps_in_flight", "Steps sampled and not yet used"),
+    _Of(_GAUGE, "env_steps_lost_unreported", "Steps requested from dead workers"),
+    _Of(_COUNTER, "episodes", "Training episodes that ended"),
+    _Of(_GAUGE, "episode_return_mean", "Mean of the last 100 returns"),
+    _Of(_GAUGE, "episode_length_mean", "Mean of the last 100 lengths"),
+    _Of(_GAUGE, "episode_evaluation_return_mean", "Of evaluations", "evaluation_return_mean"),
+    _Of(_GAUGE, "league_players", "Players that can play", "league.players"),
+    _Of(_GAUGE, "league_historical_players", "Of these, frozen ones", "league.historical"),
 )
-_NOW: Final[_Table] = (
-    (_COUNTER, "updates", "Updates that made new weights, in this process", "updates"),
-    (_GAUGE, "requests_in_flight", "Open sample requests", "queues.requests_in_flight"),
-    (_GAUGE, "updates_in_flight", "Updates issued, not answered", "queues.updates_in_flight"),
-    (_GAUGE, "queued_batches", "Batches waiting at learners", "queues.queued_batches"),
-    (_GAUGE, "queued_steps", "Steps of these batches", "queues.queued_steps"),
+_NOW: Final = (
+    _Of(_COUNTER, "updates", "Updates that made new weights, in this process"),
+    _Of(_GAUGE, "requests_in_flight", "Open sample requests", "queues.requests_in_flight"),
+    _Of(_GAUGE, "updates_in_flight", "Updates issued, not answered", "queues.updates_in_flight"),
+    _Of(_GAUGE, "queued_batches", "Batches waiting at learners", "queues.queued_batches"),
+    _Of(_GAUGE, "queued_steps", "Steps of these batches", "queues.queued_steps"),
 )
-_MODULE: Final[_Table] = (
-    (_GAUGE, "module_return_mean", "Mean of its agents' last 100 returns", "episode_return_mean"),
-    (_COUNTER, "module_steps_played", "Steps of a module that is not trained", "env_steps_played"),
-    (_COUNTER, "module_steps_sampled", "Live steps of its agents", "env_steps_sampled"),
-    (_COUNTER, "module_steps_trained", "Of these, trained on, counted once", "env_steps_trained"),
-    (_COUNTER, "module_steps_dropped", "Of these, never trained on", "env_steps_dropped", "reason"),
-    (_GAUGE, "module_steps_in_flight", "Of these, not used yet", "env_steps_in_flight"),
-    (_GAUGE, "module_weights_update", "Update of its newest weights", "weights_version.1"),
+#: Of each module, agent, player and worker, without this prefix in the path.
+_MODULE: Final = (
+    _Of(_GAUGE, "return_mean", "Mean of its agents' last 100 returns", "episode_return_mean"),
+    _Of(_COUNTER, "steps_played", "Steps of a module that is not trained", "env_steps_played"),
+    _Of(_COUNTER, "steps_sampled", "Live steps of its agents", "env_steps_sampled"),
+    _Of(_COUNTER, "steps_trained", "Of these, trained on, counted once", "env_steps_trained"),
+    _Of(_COUNTER, "steps_dropped", "Never trained on", "env_steps_dropped", "reason"),
+    _Of(_GAUGE, "steps_in_flight", "Of these, not used yet", "env_steps_in_flight"),
+    _Of(_GAUGE, "weights_update", "Update of its newest weights", "weights_version.1"),
 )
-_AGENT: Final[_Table] = (
-    (_COUNTER, "agent_episodes", "Training episodes in which the agent acted", "episodes"),
-    (_GAUGE, "agent_return_mean", "Mean return of its last 100 of these", "episode_return_mean"),
+_AGENT: Final = (
+    _Of(_COUNTER, "episodes", "Training episodes in which the agent acted"),
+    _Of(_GAUGE, "return_mean", "Mean return of its last 100 of these", "episode_return_mean"),
 )
-_PLAYER: Final[_Table] = (
-    (_GAUGE, "player_elo", "Elo rating; the mean of all players is 0", "elo"),
-    (_GAUGE, "player_win_rate", "Win rate against all opponents together", "win_rate"),
-    (_GAUGE, "player_nash", "Probability in the Nash equilibrium of all players", "nash"),
-    (_COUNTER, "player_steps", "Steps that the player was trained on", "steps"),
-    (_COUNTER, "player_copies", "Copies of the player", "copies"),
-    (_COUNTER, "player_resets", "Number of resets of the player", "resets"),
+_PLAYER: Final = (
+    _Of(_GAUGE, "elo", "Elo rating; the mean of all players is 0"),
+    _Of(_GAUGE, "win_rate", "Win rate against all opponents together"),
+    _Of(_GAUGE, "nash", "Probability in the Nash equilibrium of all players"),
+    _Of(_COUNTER, "steps", "Steps that the player was trained on"),
+    _Of(_COUNTER, "copies", "Copies of the player"),
+    _Of(_COUNTER, "resets", "Number of resets of the player"),
 )
-_WORKER: Final[_Table] = (
-    (_COUNTER, "worker_steps", "Steps sampled or trained", "steps"),
-    (_COUNTER, "worker_restarts", "Restarts", "restarts"),
-    (_COUNTER, "worker_seconds", "Time by activity", "seconds", "activity"),
-    (_COUNTER, "worker_counts", "A gateway's counters", "counts", "name"),
+_WORKER: Final = (
+    _Of(_COUNTER, "steps", "Steps sampled or trained"),
+    _Of(_COUNTER, "restarts", "Restarts"),
+    _Of(_COUNTER, "seconds", "Time by activity", label="activity"),
+    _Of(_COUNTER, "counts", "A gateway's counters", label="name"),
 )
-_WORKER_HERE: Final[_Table] = (
-    (_GAUGE, "worker_resident_bytes", "Memory of the process", "resources.resident_bytes"),
-    (_GAUGE, "worker_device_bytes", "Device memory of the process", "resources.device_bytes"),
-    (_GAUGE, "worker_silent_seconds", "Time since its last message", "seconds_silent"),
-    (_GAUGE, "worker_weights_update", "Update of its weights", "version.update"),
-    (_GAUGE, "gateway_simulators", "Simulators that are connected", "simulators.connected"),
-    (_GAUGE, "gateway_environments", "Environments of these simulators", "simulators.environments"),
+_WORKER_HERE: Final = (
+    _Of(_GAUGE, "resident_bytes", "Memory of the process", "resources.resident_bytes"),
+    _Of(_GAUGE, "device_bytes", "Device memory of the process", "resources.device_bytes"),
+    _Of(_GAUGE, "silent_seconds", "Time since its last message", "seconds_silent"),
+    _Of(_GAUGE, "weights_update", "Update of its weights", "version.update"),
+)
+_GATEWAY: Final = (
+    _Of(_GAUGE, "simulators", "Simulators that are connected", "simulators.connected"),
+    _Of(_GAUGE, "environments", "Environments of these simulators", "simulators.environments"),
 )
 _HISTOGRAMS: Final = {
     "staleness": ("staleness_updates", "Staleness of trained batches"),
@@ -192,22 +194,22 @@ def families(status: Mapping[str, Any]) -> Iterator[Metric]:
     here = {name: each for name, each in workers.items() if each["state"] not in GONE}
     yield from _metrics(_WORKER, workers, "worker")
     yield from _metrics(_WORKER_HERE, here, "worker")
+    yield from _metrics(_GATEWAY, here, "worker", "gateway")
 
 
 def _metrics(
-    table: _Table, rows: Mapping[str, Mapping[str, Any]], label: str = ""
+    table: Sequence[_Of], rows: Mapping[str, Mapping[str, Any]], label: str = "", prefix: str = ""
 ) -> Iterator[Metric]:
     """Yield the metrics of rows, labelled by their names."""
-    labels = (label,) if label else ()
-    for kind, name, text, path, *of_map in table:
-        family = kind(f"juggler_{name}", text, labels=(*labels, *of_map))
+    for each in table:
+        name = "_".join(filter(None, ("juggler", prefix or label, each.name)))
+        family = each.kind(name, each.text, labels=[*filter(None, (label, each.label))])
         for row_name, row in rows.items():
-            own = (row_name,) if label else ()
-            value = _value(row, path)
+            value = _value(row, each.path or each.name)
             if value is None:
                 continue  # unknown, or this row has none
-            for entry, number in value.items() if of_map else [(None, value)]:
-                family.add_metric(own if entry is None else (*own, entry), number)
+            for entry, number in value.items() if each.label else [("", value)]:
+                family.add_metric([*filter(None, (row_name, entry))], number)
         if family.samples:
             yield family
 

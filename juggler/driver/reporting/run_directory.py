@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, Self, TypeAlias
@@ -106,15 +107,14 @@ class RunDirectory:
     - `checkpoints/`: see `juggler.runtime.checkpoints`.
     """
 
-    def __init__(self, path: Path, metrics: BinaryIO, config: bytes) -> None:
+    def __init__(self, path: Path, config: bytes) -> None:
         # Absolute, since a script may change its working directory during a run
         self.path = path.absolute()
         self.checkpoints = self.path / DIRECTORY
         # Another run has the directory, so this one must not write there
         self.taken = False
         self._config = config
-        self._metrics = metrics
-        self._end = metrics.seek(0, os.SEEK_END)  # of the last whole line
+        self._metrics = self._opened()
         self._problem = ""  # of the last line
 
     @classmethod
@@ -125,20 +125,13 @@ class RunDirectory:
             RunDirectoryError: the directory is not empty, or cannot be created.
         """
         text = to_toml(config)
+        if path is not None:
+            must_be_free(path)
         try:
-            if path is None:
-                path = _make_default(name)
-            else:
-                must_be_free(path)
-            path.mkdir(parents=True, exist_ok=True)
-            write_synced(path / CONFIG_FILE, text)
-            (path / DIRECTORY).mkdir()
-            metrics = (path / METRICS_FILE).open("xb", buffering=0)
+            return cls(path or make_default(name), text)
         except OSError as error:
             why = error.strerror or error
             raise RunDirectoryError(f"cannot make the run directory {path}: {why}") from error
-        _lock(path, metrics)
-        return cls(path, metrics, text)
 
     @classmethod
     def open(cls, path: Path, config: Mapping[str, Any]) -> Self:
@@ -146,15 +139,9 @@ class RunDirectory:
         must_be_resumable(path)
         text = to_toml(config)
         try:
-            (path / DIRECTORY).mkdir(exist_ok=True)
-            metrics = (path / METRICS_FILE).open("a+b", buffering=0)
-            _lock(path, metrics)
-            metrics.seek(0)  # a killed run may not have finished its last line
-            metrics.truncate(metrics.read().rfind(b"\n") + 1)
-            write_synced(path / CONFIG_FILE, text)
+            return cls(path, text)
         except OSError as error:
             raise RunDirectoryError(f"cannot write in the run directory {path}: {error}") from error
-        return cls(path, metrics, text)
 
     def discard(self) -> None:
         """Undo `create`, for a run that never started."""
@@ -167,37 +154,45 @@ class RunDirectory:
     def renew(self) -> bool:
         """Create the directory again if it was deleted or moved; return whether."""
         file = self.path / METRICS_FILE
+        # Another file is of another run, even after the end of that run.
         try:
-            if os.path.samestat(file.stat(), os.fstat(self._metrics.fileno())):
+            self.taken = not os.path.samestat(file.stat(), os.fstat(self._metrics.fileno()))
+            if not self.taken:
                 return False
         except FileNotFoundError:
-            pass
+            self.taken = False
         except OSError as error:
             raise RunDirectoryError(
                 f"cannot read the run directory {self.path}: {error}"
             ) from error
+        # Files of another run stay as they are; what is missing is made again.
         lost = f"the run directory {self.path} was deleted or moved, and"
-        others = RunDirectoryError(
-            f"{lost} another run has taken it: metrics and checkpoints of this run are lost"
-        )
-        # Even after the end of that run: its files are not this run's.
-        if self.taken and file.exists():
-            raise others
+        if self.taken:
+            raise RunDirectoryError(
+                f"{lost} another run has taken it: metrics and checkpoints of this run are lost"
+            )
+        former = self._metrics
         try:
-            (self.path / DIRECTORY).mkdir(parents=True, exist_ok=True)
-            with contextlib.ExitStack() as until_it_is_ours:
-                metrics = until_it_is_ours.enter_context(file.open("a+b", buffering=0))
-                # Another driver may have created the directory in the meantime.
-                self.taken = not lock(metrics)
-                if self.taken:
-                    raise others
-                write_synced(self.path / CONFIG_FILE, self._config)
-                until_it_is_ours.pop_all()
+            self._metrics = self._opened()
         except OSError as error:
             raise RunDirectoryError(f"{lost} cannot be created again: {error}") from error
-        self.close()
-        self._metrics, self._end = metrics, metrics.seek(0, os.SEEK_END)
+        former.close()
         return True
+
+    def _opened(self) -> BinaryIO:
+        """Open and lock the metrics, without a half-written last line."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        metrics = (self.path / METRICS_FILE).open("a+b", buffering=0)
+        if not lock(metrics):
+            metrics.close()
+            raise RunDirectoryError(
+                f"another process is writing in {self.path}; stop that run before you resume it"
+            )
+        metrics.seek(0)
+        self._end = metrics.read().rfind(b"\n") + 1  # of the last whole line
+        metrics.truncate(self._end)
+        write_synced(self.path / CONFIG_FILE, self._config)
+        return metrics
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Append a line to `metrics.jsonl`."""
@@ -295,27 +290,16 @@ def _filled(value: Any) -> Any:
     return {key: _filled(each) for key, each in value.items() if each is not None}
 
 
-def _make_default(name: str) -> Path:
+def make_default(name: str) -> Path:
     """Create a new directory under runs/."""
     clean = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "run"
     stem = f"{clean}-{datetime.now():%Y%m%d-%H%M%S}"
-    attempt = 1
-    while True:
+    for attempt in count(1):
         path = Path(RUNS) / (stem if attempt == 1 else f"{stem}-{attempt}")
-        try:
+        with contextlib.suppress(FileExistsError):
             path.mkdir(parents=True)
-            return path
-        except FileExistsError:
-            attempt += 1
-
-
-def _lock(path: Path, metrics: BinaryIO) -> None:
-    """Keep other runs out while the file is open."""
-    if not lock(metrics):
-        metrics.close()
-        raise RunDirectoryError(
-            f"another process is writing in {path}; stop that run before you resume it"
-        )
+            break
+    return path
 
 
 def lock(file: BinaryIO) -> bool:
@@ -361,19 +345,23 @@ _FRESH_SECONDS = 15.0  # a run writes a line each second
 def last_summary(run_dir: Path) -> tuple[dict[str, Any], str]:
     """Read an ended run's summary, or {}, and describe damage to it."""
     file = run_dir / SUMMARY_FILE
+    with contextlib.suppress(OSError):
+        if file.stat().st_mtime_ns >= (run_dir / METRICS_FILE).stat().st_mtime_ns:
+            return read_or_problem(file, read_json)
+    return {}, ""
+
+
+def read_or_problem(file: Path, read: Callable[[Path], Any]) -> tuple[dict[str, Any], str]:
+    """Read a table from a file, and describe a problem, or ""."""
     try:
-        if file.stat().st_mtime_ns < (run_dir / METRICS_FILE).stat().st_mtime_ns:
-            return {}, ""
-        summary = read_json(file)
+        table = read(file)
+        return (table, "") if isinstance(table, dict) else ({}, f"{file.name} has no table")
     except FileNotFoundError:
-        return {}, ""
+        return {}, f"there is no {file.name}"
     except OSError as error:
-        return {}, f"cannot read {SUMMARY_FILE}: {error.strerror}"
+        return {}, f"cannot read {file.name}: {error.strerror}"
     except ValueError as error:
-        return {}, f"{SUMMARY_FILE} is damaged: {error}"
-    if not isinstance(summary, dict):
-        return {}, f"{SUMMARY_FILE} is damaged: it is not a JSON object"
-    return summary, ""
+        return {}, f"{file.name} is damaged: {error}"
 
 
 def state_of(run_dir: Path, summary: dict[str, Any]) -> RunState:
@@ -445,20 +433,17 @@ def find_driver_from_elsewhere(
     Raises:
         RunDirectoryError: after the wait the run still has no driver that other hosts can dial.
     """
-    began = time.monotonic()
-    waits = False
-    while True:
+    ends = time.monotonic() + timeout
+    for attempt in count():
         try:
             addresses, host = _announced(run_dir)
             break
         except RunDirectoryError:
-            if time.monotonic() - began > timeout:
+            if time.monotonic() > ends:
                 raise
-            if not waits:
-                report(
-                    f"no driver has written its address in {run_dir} yet: waiting {timeout:.0f} s"
-                )
-            waits = True
+            if not attempt:
+                waits = f"waiting {timeout:.0f} s"
+                report(f"no driver has written its address in {run_dir} yet: {waits}")
             time.sleep(_LOOK_SECONDS)
     # The first address is the driver's Unix socket, which only its host can dial.
     if len(addresses) < 2:

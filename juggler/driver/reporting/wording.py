@@ -61,14 +61,10 @@ def each_return(line: Mapping[str, Any]) -> str:
     """
     of_each = line.get("by_module") or line.get("by_agent") or {}
     returns = {name: each["episode_return_mean"] for name, each in of_each.items()}
-    words = [named_returns({name: mean}) for name, mean in (goal_returns(line) | returns).items()]
+    goals = line.get("stop_returns") or {}
+    words = [named_returns({name: mean}) for name, mean in {**goals, **returns}.items()]
     more = len(words) - _SHOWN
     return ", ".join(words[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def goal_returns(line: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the mean returns of the modules and agents in `stop_return`."""
-    return dict(line.get("stop_returns") or {})
 
 
 def named_returns(values: Mapping[str, float | None]) -> str:
@@ -111,19 +107,8 @@ def _in_brackets(text: str) -> str:
     return f" ({text})" if text else ""
 
 
-def outcome(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Describe a run's summary as rows of name and value."""
-    steps, updates = summary.get("env_steps_trained", 0), summary.get("updates", 0)
-    time = f"{clock(summary.get('wall_time', 0.0))}{_parts(summary)}"
-    return [
-        ("outcome", f"{how_it_ended(summary)} after {time}"),
-        ("return", f"{_mean(summary)}, the mean of the last episodes{_proof(summary)}"),
-        ("steps", f"{quantity(steps)} trained on, in {updates:,} updates"),
-    ]
-
-
 def conclude(summary: Mapping[str, Any]) -> str:
-    """Describe a run's summary in a few lines."""
+    """Describe a run's summary in a few lines, "name: value"."""
     steps = (_confirmed(summary) or summary).get("env_steps_trained", 0)
     lines = [
         f"{how_it_ended(summary)}: return {_mean(summary)} after {quantity(steps)} steps "
@@ -135,10 +120,15 @@ def conclude(summary: Mapping[str, Any]) -> str:
     for key, name in (("run_dir", "run directory"), ("checkpoint", "checkpoint")):
         if summary.get(key):
             lines.append(f"{name}: {here(summary[key])}")
-    if best := best_checkpoint(summary):
-        lines.append(f"best: {best}")
-    if restarts := restarted(summary):
-        lines.append(f"restarts: {restarts}")
+    # What operators look for next: the best weights, and processes that died.
+    if best := summary.get("best"):
+        played = spread(best["return_mean"], best["return_deviation"])
+        lines.append(
+            f"best: {here(best['checkpoint'])}, with {played} in {best['episodes']} episodes"
+        )
+    if restarts := summary.get("restarts", 0):
+        last = summary.get("last_restart")
+        lines.append(f"restarts: {restarts:,}{f', the last of {last}' if last else ''}")
     is_signalled = summary.get("reason_for_stop") in ("interrupted", "terminated")
     if is_signalled and summary.get("checkpoint"):
         resume_command = resuming(summary["run_dir"], summary.get("command", "train"))
@@ -146,27 +136,11 @@ def conclude(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def restarted(summary: Mapping[str, Any]) -> str:
-    """Describe the number of restarts and the last cause, or ""."""
-    if not (count := summary.get("restarts", 0)):
-        return ""
-    last = summary.get("last_restart")
-    return f"{count:,}, the last of {last}" if last else f"{count:,}"
-
-
 def resuming(run_dir: str | Path, command: str = "train") -> str:
     """Return the command that resumes a run."""
     if command == IN_PYTHON:
         return f"juggler.resume({here(run_dir)!r}, ...), with the script's own objects passed again"
     return f"juggler {command} --resume {shlex.quote(here(run_dir))}"
-
-
-def best_checkpoint(summary: Mapping[str, Any]) -> str:
-    """Describe the best checkpoint and its evaluation, or ""."""
-    if not (best := summary.get("best")):
-        return ""
-    played = spread(best["return_mean"], best["return_deviation"])
-    return f"{here(best['checkpoint'])}, with {played} in {best['episodes']} episodes"
 
 
 def here(path: str | Path) -> str:

@@ -73,8 +73,6 @@ class WorkerHistories:
         self.by_id: dict[str, WorkerHistory] = {}
         # The worker that is or was replaced last, and why it ended; "": no restart
         self.last_restart = ""
-        # Histories in `by_id` of workers that left, oldest first
-        self._gone: dict[str, WorkerHistory] = {}
         self._forgotten: dict[str, WorkerHistory] = {}  # totals of deleted histories, by role
         self._forgotten_restarts = 0
         # (time, steps by worker id) over the last seconds
@@ -82,7 +80,6 @@ class WorkerHistories:
 
     def joined(self, worker: Worker) -> None:
         history = self._of(worker.worker_id)
-        self._gone.pop(worker.worker_id, None)
         if history.worker is not None:
             history.restarts += 1
             if not worker.local:  # otherwise its exit was counted
@@ -109,13 +106,11 @@ class WorkerHistories:
             history.set_error(event.reason)
         if not ended:
             history.set_state("left")
-            self._gone[history.worker_id] = history
             self._forget()
 
     def exited(self, event: Exited, failed: bool = True) -> None:
         """Book the end of a local process, a failure unless requested."""
         history = self._of(event.worker_id)
-        self._gone.pop(event.worker_id, None)
         history.ended_pid = event.pid
         if failed and not history.reported_failure:
             history.set_error(event.how)
@@ -184,11 +179,11 @@ class WorkerHistories:
 
     def _forget(self) -> None:
         """Delete a history if too many workers have left."""
-        if len(self._gone) <= MOST_GONE:
+        gone = [history for history in self.by_id.values() if history.state == "left"]
+        if len(gone) <= MOST_GONE:
             return
-        useless = (history for history in self._gone.values() if not history.steps)
-        history = next(useless, None) or next(iter(self._gone.values()))
-        del self._gone[history.worker_id], self.by_id[history.worker_id]
+        history = min(gone, key=lambda history: (history.steps > 0, history.changed))
+        del self.by_id[history.worker_id]
         total = self._forgotten.setdefault(history.role, WorkerHistory(history.worker_id))
         total.seconds_before = _sum(total.seconds_before, history.total_seconds())
         total.counts_before = _sum(total.counts_before, history.total_counts())

@@ -24,6 +24,7 @@ from juggler.driver.reporting.run_directory import (
     RunState,
     last_summary,
     number,
+    read_or_problem,
     state_of,
 )
 from juggler.driver.reporting.wording import algorithms
@@ -72,7 +73,7 @@ class RunReader:
     """Reads the same run repeatedly, each time only new lines."""
 
     def __init__(self, run_dir: Path, name: str) -> None:
-        self._run_dir, self._name = run_dir, name
+        self.run_dir, self._name = run_dir, name
         self._metrics = LineFile(run_dir / METRICS_FILE)
         self._decode = msgspec.json.Decoder(_Line).decode
         self._last: _Line | None = None
@@ -81,7 +82,7 @@ class RunReader:
         self._overview: Overview | None = None
 
     def read(self) -> Overview:
-        seen = tuple(_stamps(self._run_dir))
+        seen = tuple(_stamps(self.run_dir))
         known = self._overview
         if known is None or known.state == "running" or seen != self._seen:
             self._overview = known = self._read_all()
@@ -89,10 +90,10 @@ class RunReader:
         return known
 
     def _read_all(self) -> Overview:
-        config, of_config = read_config(self._run_dir)
-        summary, of_summary = last_summary(self._run_dir)
+        config, of_config = read_config(self.run_dir)
+        summary, of_summary = last_summary(self.run_dir)
         of_checkpoints = ""
-        if not (self._run_dir / DIRECTORY).is_dir():
+        if not (self.run_dir / DIRECTORY).is_dir():
             of_checkpoints = f"there is no directory {DIRECTORY}"
         problems = of_config, self._read(), of_summary, of_checkpoints
         try:
@@ -107,19 +108,19 @@ class RunReader:
         last = self._last or _Line(0.0, 0.0)
         return Overview(
             name=text_of(self._name),
-            directory=text_of(self._run_dir),
+            directory=text_of(self.run_dir),
             env=text_of(config.get("env", "")),
             algorithm=text_of(algorithms(config)) if config else "",
             goal=_number(config.get("stop_return")),
-            state=state_of(self._run_dir, summary),
+            state=state_of(self.run_dir, summary),
             reason=text_of(summary.get("reason_for_stop") or ""),
             # The summary also has what happened after the last line.
             return_last=_number(summary.get("episode_return_mean"), last.episode_return_mean),
             return_best=_number(self._best, last.episode_return_mean),
             env_steps=int(_number(summary.get(_STEPS), last.env_steps_trained) or 0),
             wall_time=_number(summary.get("wall_time"), last.wall_time) or 0.0,
-            checkpoints=checkpoint_updates(self._run_dir),
-            written=_written(self._run_dir),
+            checkpoints=checkpoint_updates(self.run_dir),
+            written=_written(self.run_dir),
             problem=text_of("; ".join(filter(None, problems))),
         )
 
@@ -206,14 +207,7 @@ def _is_run(directory: Path) -> bool:
 
 def read_config(run_dir: Path) -> tuple[dict[str, Any], str]:
     """Read a run's flat configuration; return it, and a problem or ""."""
-    try:
-        return read_toml_table(run_dir / CONFIG_FILE), ""
-    except FileNotFoundError:
-        return {}, f"there is no {CONFIG_FILE}"
-    except OSError as error:
-        return {}, f"cannot read {CONFIG_FILE}: {error.strerror}"
-    except ValueError as error:
-        return {}, f"{CONFIG_FILE} is damaged: {error}"
+    return read_or_problem(run_dir / CONFIG_FILE, read_toml_table)
 
 
 def checkpoint_updates(run_dir: Path) -> tuple[int, ...]:

@@ -13,14 +13,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from errno import EADDRINUSE
 from http import HTTPStatus
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO, Final
 from urllib.parse import parse_qs
+from wsgiref.util import FileWrapper
 
 import grpc
 import msgspec
@@ -51,7 +52,6 @@ from juggler.driver.reporting.run_directory import (
 from juggler.driver.watching.overview import (
     RunReader,
     find_runs,
-    is_checkpoint,
     names_of,
     read_config,
     text_of,
@@ -59,10 +59,14 @@ from juggler.driver.watching.overview import (
 from juggler.runtime.actors.command_processes import CommandLine, CommandProcess
 from juggler.runtime.actors.endpoints import EndpointError, dial, is_loopback, split_address
 from juggler.runtime.actors.tls import TLS_VARIABLE, Tls
-from juggler.runtime.checkpoints.checkpoint import DIRECTORY, CheckpointError, read_metadata
+from juggler.runtime.checkpoints.checkpoint import (
+    DIRECTORY,
+    CheckpointError,
+    newest_first,
+    read_metadata,
+)
 from juggler.runtime.plain_files import open_plain
 
-_SUFFIX: Final = ".mp4"
 _MOST: Final = 60  # number of videos: the newest
 
 
@@ -70,36 +74,20 @@ _MOST: Final = 60  # number of videos: the newest
 class Video:
     """A video of a run."""
 
-    video_id: str  # its id in requests, which never contain paths
-    run_dir: Path
     name: str  # path within the run's directory
     written: float  # in seconds since 1970
     size: int  # in bytes
-
-    def open(self) -> BinaryIO:
-        """Open the video, unless its path has become a link."""
-        path = self.run_dir.resolve() / self.name
-        if path.resolve() != path:
-            raise OSError(errno.ELOOP, "it is a link")
-        return open_plain(path)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the video as JSON data."""
-        return {"id": self.video_id, "name": self.name, "written": self.written, "size": self.size}
 
 
 def find_videos(run_dir: Path) -> list[Video]:
     """Return the newest videos of a run, the newest first."""
     found = []
-    walked = os.walk(run_dir)  # without linked directories
-    paths = (Path(directory, name) for directory, _, files in walked for name in files)
-    for path in (each for each in paths if each.suffix == _SUFFIX):
-        with suppress(OSError):
+    with suppress(OSError):  # a directory may be deleted meanwhile
+        for path in run_dir.rglob("*.mp4"):
             about = path.lstat()
             if stat.S_ISREG(about.st_mode):
                 name = str(path.relative_to(run_dir))
-                video_id = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
-                found.append(Video(video_id, run_dir, name, about.st_mtime, about.st_size))
+                found.append(Video(name, about.st_mtime, about.st_size))
     return sorted(found, key=lambda video: (-video.written, video.name))[:_MOST]
 
 
@@ -121,10 +109,9 @@ def league_matrix(checkpoint: Path, table: Mapping[str, Any]) -> dict[str, Any]:
     except msgspec.ValidationError as error:
         raise CheckpointError(checkpoint, f"its league is damaged: {error}") from error
     players = [each for each in league.players if each.plays]
-    others = [each for each in players if not each.learning]
     learning = [each for each in players if each.learning][:_MOST_PLAYERS]
-    room = max(0, _MOST_PLAYERS - len(learning))
-    shown = [*learning, *others[len(others) - min(room, len(others)) :]]
+    others = deque((each for each in players if not each.learning), _MOST_PLAYERS - len(learning))
+    shown = [*learning, *others]
     # Ratings are of all players, even of players without room in the matrix.
     payoffs = Payoffs(1.0, 1, league.pairs, league.kinds, league.means)
     ratings = elo(payoffs, [each.player_id for each in players])
@@ -156,18 +143,12 @@ def _rate(payoffs: Payoffs, player: str, other: str) -> float | None:
 
 
 MOST_POINTS: Final = 1200  # above this number, every second point is removed
-_MOST_KEYS: Final = 400  # of a line
-_MOST_NAMES: Final = 32  # modules, agents, players
-_MOST_NUMBERS: Final = 128  # in infos, of all agents
-
-_ALONE: Final = (
-    STEPS,
-    TIME,
-    "env_steps_trained",
-    "episode_return_mean",
-    "evaluation_return_mean",
-    "staleness_mean",
-    "staleness_max",
+_MOST_KEYS: Final = 400  # columns of a run, which may have thousands of infos
+#: Numbers of a line that the page draws, by their flat keys.
+_DRAWN: Final = re.compile(
+    rf"{STEPS}|{TIME}|env_steps_trained|(episode|evaluation)_return_mean|staleness_(mean|max)|"
+    r"(modules|custom)/.+|by_(module|agent)/.+/episode_return_mean|league/learning/.+/elo|"
+    r"info/.+/mean"
 )
 
 
@@ -182,7 +163,7 @@ class Curves:
         self._every, self._skipped = 1, 0  # lines per point, and lines since the last point
         # Incremented whenever earlier points change.
         self._edition = 0
-        self._keys: dict[str, None] = {}
+        self._keys = dict.fromkeys((STEPS, TIME))
 
     def read(self) -> None:
         """Read new lines."""
@@ -192,8 +173,9 @@ class Curves:
                 continue
             self.newest = line
             self._skipped += 1
-            if self._skipped >= self._every or line[STEPS] < self._newest_steps():
-                self._add(dict(_points(line)))
+            points = self._course.lines
+            if self._skipped >= self._every or (points and line[STEPS] < points[-1][STEPS]):
+                self._add(_point(line))
 
     @property
     def broken(self) -> int:
@@ -225,59 +207,35 @@ class Curves:
     def _add(self, point: dict[str, Any]) -> None:
         course, self._skipped = self._course, 0
         taken_back = course.taken_back
-        course.add(point)
-        for key in point:
+        # Infos come last, because they may be too many.
+        for key in sorted(point, key=lambda key: key.startswith("info/")):
             if key not in self._keys and len(self._keys) < _MOST_KEYS:
                 self._keys[key] = None
-                self._edition += len(course.lines) > 1  # earlier rows have no such column
+                self._edition += bool(course.lines)  # earlier rows have no such column
+        course.add({key: point[key] for key in self._keys if key in point})
         if len(course.lines) > MOST_POINTS:
             course.lines[:] = course.lines[::2]
             self._every *= 2
             self._edition += 1
         self._edition += course.taken_back > taken_back
 
-    def _newest_steps(self) -> float:
-        lines = self._course.lines
-        return number(lines[-1][STEPS]) if lines else 0.0
-
     def _restart(self) -> None:
         self.newest = {}
         self._course, self._every, self._skipped = MetricsCourse(), 1, 0
-        self._keys, self._edition = {}, self._edition + 1
+        self._keys, self._edition = dict.fromkeys((STEPS, TIME)), self._edition + 1
 
 
-def _points(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the points of a line."""
-    for key in _ALONE:
-        if (value := _finite(line.get(key))) is not None:
-            yield key, value
-    yield "env_steps_dropped", sum(_numbers(_table(line, "env_steps_dropped")).values())
-    for table, wanted, most in (
-        ("modules", None, _MOST_NAMES),
-        ("by_module", "episode_return_mean", _MOST_NAMES),
-        ("by_agent", "episode_return_mean", _MOST_NAMES),
-        ("info", "mean", _MOST_NUMBERS),
-    ):
-        # A run may have thousands of names, and each is a column of every point.
-        for name, values in list(_table(line, table).items())[:most]:
-            for key, value in _numbers(values).items():
-                if wanted in (None, key):
-                    yield f"{table}/{name}/{key}", value
-    for key, value in list(_numbers(line.get("custom")).items())[:_MOST_NUMBERS]:
-        yield f"custom/{key}", value
-    for name, values in list(_table(_table(line, "league"), "learning").items())[:_MOST_NAMES]:
-        if (value := _numbers(values).get("elo")) is not None:
-            yield f"league/{name}/elo", value
-
-
-def _table(line: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = line.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _numbers(table: Any) -> dict[str, float]:
-    plain = flat(table) if isinstance(table, Mapping) else {}
-    return {key: found for key, each in plain.items() if (found := _finite(each)) is not None}
+def _point(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a line that are drawn."""
+    point: dict[str, float] = {"env_steps_dropped": 0}
+    for key, each in flat(line).items():
+        if (value := _finite(each)) is None:
+            continue
+        if key.startswith("env_steps_dropped/"):
+            point["env_steps_dropped"] += value
+        elif _DRAWN.fullmatch(key):
+            point[key.replace("league/learning/", "league/", 1)] = value
+    return point
 
 
 def _finite(value: Any) -> float | None:
@@ -307,10 +265,8 @@ class WatchedRun:
         self._curves = Curves(run_dir)
         self._events_file = LineFile(run_dir / EVENTS_FILE)
         self._events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)
-        self._channel: grpc.Channel | None = None
         self._status: dict[str, Any] | None = None
         self._asked = float("-inf")
-        self._league_of: tuple[str, float] | None = None  # name and time of a checkpoint
         self._league: dict[str, Any] = {}
         self._videos: tuple[Video, ...] = ()
         self._looked = float("-inf")
@@ -345,17 +301,23 @@ class WatchedRun:
                 "events": list(self._events),
                 "status": self._ask() if state == "running" else None,
                 "league": self._league,
-                "videos": [each.to_json() for each in self._videos],
+                "videos": [asdict(each) for each in self._videos],
             }
 
-    def video(self, video_id: str) -> Video | None:
-        """Return a video of the last reading by its id."""
+    def open_video(self, name: str) -> BinaryIO:
+        """Open a video of the last reading, unless it is a link."""
         with self._lock:
-            return next((each for each in self._videos if each.video_id == video_id), None)
-
-    def close(self) -> None:
-        with self._lock:
-            self._disconnect()
+            names = {each.name for each in self._videos}
+        if name not in names:
+            raise HttpError(HTTPStatus.NOT_FOUND, "this video no longer exists")
+        path = self._run_dir.resolve() / name
+        try:
+            if path.resolve() != path:
+                raise OSError(errno.ELOOP, "it is a link")
+            return open_plain(path)
+        except OSError as error:
+            why = text_of(f"cannot read {name}: {error.strerror}")
+            raise HttpError(HTTPStatus.NOT_FOUND, why) from error
 
     def _read_metrics(self) -> str:
         try:
@@ -376,54 +338,31 @@ class WatchedRun:
 
     def _read_league(self, config: dict[str, Any]) -> None:
         table = config.get("league")
-        if not isinstance(table, dict) or not table:
-            return
-        directory = self._run_dir / DIRECTORY
         with suppress(Exception):  # a later checkpoint may be good
-            newest = max(
-                (each for each in directory.iterdir() if is_checkpoint(each.name)),
-                key=lambda path: path.stat().st_mtime,
-            )
-            place = (newest.name, newest.stat().st_mtime)
-            if place != self._league_of:
-                self._league_of = place
-                self._league = league_matrix(newest, table)
+            if isinstance(table, dict) and table:
+                self._league = league_matrix(newest_first(self._run_dir / DIRECTORY)[0], table)
 
     def _ask(self) -> dict[str, Any] | None:
         """Ask the driver for its status; None: no answer."""
         if time.monotonic() - self._asked < _STATUS_SECONDS:
             return self._status
-        try:
-            address = find_driver(self._run_dir)
-            if not address.startswith("unix:"):
-                return None
-            if self._channel is None:
-                self._channel = dial(address)
-            status = ask_status(self._channel, _ANSWER_SECONDS)
-            del status["log_messages"], status["metrics"]  # these are read from files
-            self._status = status
-        except (RunDirectoryError, grpc.RpcError):
-            self._disconnect()
+        self._status = None
+        with suppress(RunDirectoryError, grpc.RpcError):
+            if (address := find_driver(self._run_dir)).startswith("unix:"):
+                with dial(address) as channel:
+                    status = ask_status(channel, _ANSWER_SECONDS)
+                del status["log_messages"], status["metrics"]  # these are read from files
+                self._status = status
         self._asked = time.monotonic()
         return self._status
 
-    def _disconnect(self) -> None:
-        channel, self._channel, self._status = self._channel, None, None
-        if channel is not None:
-            channel.close()
 
-
-_FILES: Final = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
-    **{
-        f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8")
-        for name in ("page", "charts", "curves", "details", "server", "words")
-    },
+_KINDS: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
-OPEN_PATHS: Final = frozenset(_FILES)  # served without the token: contains nothing of any run
-
 _HEADERS: Final = [
     (
         "Content-Security-Policy",
@@ -459,10 +398,10 @@ class PageApplication:
 
     def __init__(self, directories: list[Path], *, named: bool) -> None:
         self._directories, self._named = directories, named
-        self._files = _files()
+        # Served without the token, because they have nothing of any run
+        self.files = page_files()
         self._lock = threading.Lock()
-        self._run_dirs: dict[str, Path] = {}  # by id
-        self._overseers: dict[str, RunReader] = {}
+        self._readers: dict[str, RunReader] = {}  # by run id
         self._watched: dict[str, WatchedRun] = {}  # the most recently requested is last
         self._overview: dict[str, Any] = {}
         self._next_read = float("-inf")
@@ -482,18 +421,14 @@ class PageApplication:
         start_response(f"{status.value} {status.phrase}", headers)
         return [] if is_head else content
 
-    def close(self) -> None:
-        for watched in self._watched.values():
-            watched.close()
-
     def _answer(self, environ: dict[str, Any]) -> tuple[str, int, Iterable[bytes]]:
         """Return content type, size and content."""
         if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
             raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD are allowed")
         # Only these names are served: no path of a request reaches the disk.
         path = str(environ.get("PATH_INFO", ""))
-        if path in self._files:
-            kind, content = self._files[path]
+        if path in self.files:
+            kind, content = self.files[path]
             return kind, len(content), [content]
         if len(text := str(environ.get("QUERY_STRING", ""))) > _MOST_QUERY:
             raise HttpError(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
@@ -526,16 +461,14 @@ class PageApplication:
                 run_dirs += [each for each in find_runs([directory]) if each not in run_dirs]
             except RunDirectoryError as error:
                 problems.append(str(error))
-        self._run_dirs = {_id_of(each): each for each in run_dirs}
         # Readers are kept: each reads only what its run has written since.
-        names = dict(zip(self._run_dirs, names_of(run_dirs), strict=True))
-        self._overseers = {
-            run_id: self._overseers.get(run_id) or RunReader(run_dir, names[run_id])
-            for run_id, run_dir in self._run_dirs.items()
+        self._readers = {
+            (run_id := _id_of(run_dir)): self._readers.get(run_id) or RunReader(run_dir, name)
+            for run_dir, name in zip(run_dirs, names_of(run_dirs), strict=True)
         }
         runs = [
             {"id": run_id, **msgspec.to_builtins(reader.read())}
-            for run_id, reader in self._overseers.items()
+            for run_id, reader in self._readers.items()
         ]
         return {
             "directories": [text_of(each) for each in self._directories],
@@ -551,43 +484,29 @@ class PageApplication:
 
     def _watched_run(self, run_id: str) -> WatchedRun:
         """Return a run by its id, or raise `HttpError`."""
-        if run_id not in self._run_dirs:
+        if run_id not in self._readers:
             self._runs()
         with self._lock:
-            if (run_dir := self._run_dirs.get(run_id)) is None:
+            if (reader := self._readers.get(run_id)) is None:
                 raise HttpError(HTTPStatus.NOT_FOUND, "this run no longer exists")
-            watched = self._watched.pop(run_id, None) or WatchedRun(run_dir)
+            watched = self._watched.pop(run_id, None) or WatchedRun(reader.run_dir)
             self._watched[run_id] = watched
             if len(self._watched) > _MOST_WATCHED:
-                self._watched.pop(next(iter(self._watched))).close()
+                self._watched.pop(next(iter(self._watched)))
         return watched
 
     def _video(self, query: dict[str, str]) -> tuple[str, int, Iterable[bytes]]:
-        video = self._watched_run(query.get("id", "")).video(query.get("video", ""))
-        if video is None:
-            raise HttpError(HTTPStatus.NOT_FOUND, "this video no longer exists")
-        try:
-            file = video.open()
-        except OSError as error:
-            why = text_of(f"cannot read {video.name}: {error.strerror}")
-            raise HttpError(HTTPStatus.NOT_FOUND, why) from error
+        file = self._watched_run(query.get("id", "")).open_video(query.get("video", ""))
         size = os.fstat(file.fileno()).st_size
         if size > _MOST_VIDEO:
             file.close()
-            raise HttpError(HTTPStatus.NOT_FOUND, f"{video.name} is too large to be shown here")
-        return "video/mp4", size, _pieces(file, size)
+            raise HttpError(HTTPStatus.NOT_FOUND, "the video is too large to be shown here")
+        return "video/mp4", size, FileWrapper(file, _PIECE)
 
 
 def _broken(error: Exception) -> HttpError:
     why = text_of(f"the run cannot be read: {type(error).__name__}: {error}")
     return HttpError(HTTPStatus.INTERNAL_SERVER_ERROR, why)
-
-
-def _pieces(file: Any, size: int) -> Iterator[bytes]:
-    with file:
-        while size > 0 and (piece := file.read(min(_PIECE, size))):
-            size -= len(piece)
-            yield piece
 
 
 def _as_json(value: Any) -> tuple[str, int, Iterable[bytes]]:
@@ -599,9 +518,12 @@ def _id_of(run_dir: Path) -> str:
     return hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
 
 
-def _files() -> dict[str, tuple[str, bytes]]:
-    directory = Path(__file__).parent / "page"
-    return {path: (kind, (directory / name).read_bytes()) for path, (name, kind) in _FILES.items()}
+def page_files() -> dict[str, tuple[str, bytes]]:
+    """Read the page's files: types and contents by the paths of requests."""
+    files = (Path(__file__).parent / "page").iterdir()
+    kinds = {each: _KINDS[each.suffix] for each in files if each.suffix in _KINDS}
+    found = {f"/{each.name}": (kind, each.read_bytes()) for each, kind in kinds.items()}
+    return {"/": found.pop("/index.html"), **found}
 
 
 #: Default port of the page; if it is taken, the next free one.
@@ -639,7 +561,7 @@ def serve_page(
     ports = [port] if bind else [*range(port, port + _MORE_PORTS), 0]
     server = _bound(host, ports, application, token, tls)
     shown = f"[{host}]" if ":" in host else host
-    with closing(application), server.serving("page"):
+    with server.serving("page"):
         yield f"{'https' if tls else 'http'}://{shown}:{server.server_port}/"
 
 
@@ -648,10 +570,10 @@ def _bound(
 ) -> HttpServer:
     """Bind the first of these ports that is free."""
     # Browsers have no certificate of the run, and a token is what admits them.
-    how: dict[str, Any] = {"mutual": False, "open_paths": OPEN_PATHS, "any_host": bool(token)}
+    how: dict[str, Any] = {"mutual": False, "open_paths": [*application.files]}
     for port in ports:
         try:
-            return HttpServer(host, port, application, token, tls, **how)
+            return HttpServer(host, port, application, token, tls, any_host=bool(token), **how)
         except OSError as error:
             if error.errno != EADDRINUSE or port == ports[-1]:
                 raise EndpointError(

@@ -125,6 +125,14 @@ def test_a_status_has_books_queues_and_workers(watched: Watched) -> None:
     assert status["staleness"]["sum"] == 3
 
 
+def test_the_time_of_a_status_advances_without_new_lines(watched: Watched) -> None:
+    line = {"wall_time": -1.0, "episodes": 3}
+    reader = StatusReader("run1", watched.world.parts, watched.journal, lambda: line)
+    first, second = (plain_status(reader.read())["metrics"] for _ in range(2))
+    assert -1.0 < first["wall_time"] < second["wall_time"]
+    assert first["episodes"] == 3
+
+
 def test_metrics_that_the_page_names_are_there(watched: Watched) -> None:
     watched.update()
     watched.world.sample(1, dropped="refused")

@@ -232,7 +232,7 @@ function videoItem(id, video) {
   const play = async () => {
     shown.textContent = "loading";
     try {
-      const source = await askForFile("/api/video", { id, video: video.id });
+      const source = await askForFile("/api/video", { id, video: video.name });
       const player = el("video", { controls: true, src: source, "aria-label": video.name });
       shown.replaceChildren(player);
       player.focus();
