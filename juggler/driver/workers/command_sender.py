@@ -14,14 +14,12 @@ from juggler.learner.process.learner_program import LEARNER
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.actors.requests import DURATIONS, CapReached, Histogram, RequestPool
 from juggler.runtime.connectors.mergeable_state import (
-    Moments,
     State,
     from_bytes,
-    is_moments,
     merge,
+    moments_in,
     to_bytes,
 )
-from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 if TYPE_CHECKING:
@@ -199,9 +197,6 @@ def everything(connectors: Mapping[str, ConnectorState]) -> bytes:
     return to_bytes(learned) if learned else b""
 
 
-def _samples(state: Tree) -> float:
+def _samples(state: State) -> float:
     """Return the number of samples in all moments together."""
-    if is_moments(state):
-        return float(Moments.from_tree(state).count)
-    assert isinstance(state, dict)
-    return sum(_samples(branch) for branch in state.values())
+    return sum(float(each.count) for each in moments_in(state).values())
