@@ -157,7 +157,7 @@ def check(state: Tree) -> State:
 
 
 def moments_in(state: Tree) -> dict[Path, Moments]:
-    """Read all moments of a state from an untrusted source, by their paths.
+    """Read the moments of a state from an untrusted source, by path.
 
     Raises:
         ValueError: it is not a state.
