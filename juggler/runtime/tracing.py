@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -543,15 +543,30 @@ class DeviceGraphs:
             try:
                 made: list[Tensor] = []
                 template = _placed(function(fixed), made)
-                packed = _Packed.of(made)
+                # Single numbers of one kind are copied together.
+                numbers = {
+                    dtype: torch.stack([x for x in made if not x.ndim and x.dtype is dtype])
+                    for dtype in dict.fromkeys(x.dtype for x in made if not x.ndim)
+                }
             finally:
                 graph.capture_end()
         backend.current_stream().wait_stream(stream)
+        graph.constants = constants  # the graph reads them, so their memory must be kept
+        # One kernel copies all inputs of one kind.
         by_dtype: dict[torch.dtype, list[int]] = defaultdict(list)
         for place, x in kept.items():
             by_dtype[x.dtype].append(place)
         into = [([kept[place] for place in own], own) for own in by_dtype.values()]
-        return _Captured(graph, into, template, packed, constants).repeat
+
+        @torch.no_grad()
+        def repeat(leaves: list[Tensor]) -> TensorTree:
+            for copies, places in into:
+                torch._foreach_copy_(copies, [leaves[place] for place in places])
+            graph.replay()
+            own = {dtype: iter(x.clone().unbind()) for dtype, x in numbers.items()}
+            return _filled(template, [x.clone() if x.ndim else next(own[x.dtype]) for x in made])
+
+        return repeat
 
 
 @cache
@@ -580,58 +595,6 @@ def _captured_constants(watch: _Watch, inputs: list[Tensor]) -> tuple[list[Tenso
             for other in read
         )
     return constants, fits
-
-
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    """A captured function.
-
-    Attributes:
-        graph: the graph of its kernels.
-        into: the graph's inputs of one kind, and their places in a call.
-        template: the outputs, with numbers instead of tensors.
-        packed: the graph's outputs.
-        constants: other tensors that it reads, whose memory must be kept.
-    """
-
-    graph: Any
-    into: list[tuple[list[Tensor], list[int]]]
-    template: Any
-    packed: _Packed
-    constants: list[Tensor]
-
-    @torch.no_grad()
-    def repeat(self, leaves: list[Tensor]) -> TensorTree:
-        """Return the function's result for these inputs."""
-        for copies, places in self.into:
-            torch._foreach_copy_(copies, [leaves[place] for place in places])
-        self.graph.replay()
-        return _filled(self.template, self.packed.copied())
-
-
-class _Packed(NamedTuple):
-    """The outputs of a graph, with single numbers packed together."""
-
-    numbers: list[tuple[list[int], Tensor]]  # places of n numbers of one kind, the numbers [n]
-    others: list[tuple[int, Tensor]]
-
-    @classmethod
-    def of(cls, outputs: list[Tensor]) -> _Packed:
-        places: dict[torch.dtype, list[int]] = defaultdict(list)
-        for place, x in enumerate(outputs):
-            if not x.ndim:
-                places[x.dtype].append(place)
-        return cls(
-            [(own, torch.stack([outputs[place] for place in own])) for own in places.values()],
-            [(place, x) for place, x in enumerate(outputs) if x.ndim],
-        )
-
-    def copied(self) -> list[Tensor]:
-        """Copy the outputs."""
-        outputs = {place: x.clone() for place, x in self.others}
-        for places, x in self.numbers:
-            outputs.update(zip(places, x.clone().unbind(), strict=True))
-        return [outputs[place] for place in range(len(outputs))]
 
 
 # -- trees --------------------------------------------------------------------------------------

@@ -202,31 +202,24 @@ class Bernoulli(ActionDistribution):
         return logsigmoid(torch.where(bits, self.logits, -self.logits)).sum(-1)  # [...]
 
     def entropy(self) -> Tensor:
-        return -(self._on() * self._log_on() + self._off() * self._log_off()).sum(-1)  # [...]
+        on, off, log_on, log_off = self._chances()  # [..., k] each
+        return -(on * log_on + off * log_off).sum(-1)  # [...]
 
     def kl(self, other: ActionDistribution) -> Tensor:
-        other = same_kind(self, other)
-        on = self._on() * (self._log_on() - other._log_on())  # [..., k]
-        off = self._off() * (self._log_off() - other._log_off())  # [..., k]
-        return (on + off).sum(-1)  # [...]
+        on, off, log_on, log_off = self._chances()  # [..., k] each
+        _, _, its_log_on, its_log_off = same_kind(self, other)._chances()
+        return (on * (log_on - its_log_on) + off * (log_off - its_log_off)).sum(-1)  # [...]
 
     def mode(self) -> Tensor:
         return self._actions(self.logits > 0)  # [..., *action shape]
 
     def sample(self, noise: Tensor) -> Tensor:
-        return self._actions(noise < self._on())  # [..., *action shape]
+        return self._actions(noise < torch.sigmoid(self.logits))  # [..., *action shape]
 
-    def _on(self) -> Tensor:
-        return torch.sigmoid(self.logits)  # [..., k]
-
-    def _off(self) -> Tensor:
-        return torch.sigmoid(-self.logits)  # [..., k]
-
-    def _log_on(self) -> Tensor:
-        return logsigmoid(self.logits)  # [..., k]
-
-    def _log_off(self) -> Tensor:
-        return logsigmoid(-self.logits)  # [..., k]
+    def _chances(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return probabilities of 1 and 0, and their logarithms, [..., k] each."""
+        x = self.logits
+        return torch.sigmoid(x), torch.sigmoid(-x), logsigmoid(x), logsigmoid(-x)
 
     def _actions(self, bits: Tensor) -> Tensor:
         return bits.to(torch.int8).reshape(bits.shape[:-1] + self.action_shape)
