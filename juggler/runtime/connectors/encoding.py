@@ -180,6 +180,7 @@ class Flatten(ObservationConnector):
             raise ValueError(
                 f"flatten has nothing to do: {observation_space} is an action mask alone"
             )
+        # Choices are one-hot; all vectors are put side by side.
         self._encoders = {
             path: _OneHot(leaf)
             if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)

@@ -79,7 +79,7 @@ class TensorModule:
     note = ""
 
     def __init__(self, module: RLModule, rows: int = 1, device: torch.device | None = None) -> None:
-        self.module = module.eval()
+        self.module, self.note = module.eval(), module.note
         self.observation_space, self.action_space = module.observation_space, module.action_space
         self._device = device
         self._named = weights_of(module)

@@ -300,8 +300,10 @@ class RLModule(torch.nn.Module):
         critic_space: of "critic_observations"; None: there are none.
         training_only: names of submodules and parameters that only `forward_train` needs. They are
             not sent to EnvRunners.
+        note: a warning for the run's log; "": none.
     """
 
+    note: str = ""
     may_act_in_numpy: bool = False
     training_only: tuple[str, ...] = ()
     takes_critic_observations: bool = False
