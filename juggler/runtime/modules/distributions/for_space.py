@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import Any
 
 import gymnasium
@@ -258,10 +259,10 @@ class Composite(ActionDistribution):
         self._noise_sizes = noise_sizes
 
     def log_prob(self, actions: Actions) -> Tensor:
-        return _sum([part.log_prob(actions[key]) for key, part in self.parts.items()])  # [...]
+        return reduce(add, (part.log_prob(actions[key]) for key, part in self.parts.items()))
 
     def entropy(self) -> Tensor:
-        return _sum([part.entropy() for part in self.parts.values()])  # [...]
+        return reduce(add, (part.entropy() for part in self.parts.values()))  # [...]
 
     def kl(self, other: ActionDistribution) -> Tensor:
         others = same_kind(self, other).parts
@@ -270,7 +271,7 @@ class Composite(ActionDistribution):
                 f"KL of a Composite of {sorted(self.parts)} to one of {sorted(others)} "
                 "is not defined"
             )
-        return _sum([part.kl(others[key]) for key, part in self.parts.items()])  # [...]
+        return reduce(add, (part.kl(others[key]) for key, part in self.parts.items()))  # [...]
 
     def mode(self) -> dict[str, Actions]:
         return {key: part.mode() for key, part in self.parts.items()}
@@ -358,13 +359,6 @@ def _named(key: str, part: DistributionSpec, inputs: Tensor, mask: Any) -> Tenso
         return part.mask(inputs, mask)
     except ValueError as error:
         raise ValueError(f"in {key!r}, {error}") from error
-
-
-def _sum(terms: list[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
 
 
 def distribution_for(space: gymnasium.Space[Any], squash: bool = False) -> DistributionSpec:
