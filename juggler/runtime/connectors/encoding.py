@@ -208,22 +208,15 @@ class _OneHot:
     """Maps choices [B, *shape] to one-hot float32 [B, n]."""
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
-        layer = encoders.OneHotEncoder(space)
+        self._layer = encoders.OneHotEncoder(space)
         (self._choice,) = choices_of([((), space)])
-        self._size, self._offsets = layer.size, layer.first.numpy()  # [k]
-        self.space = spaces.Box(0, 1, (layer.size,), np.float32)
+        self.space = spaces.Box(0, 1, (self._layer.size,), np.float32)
 
     def __call__(self, numbers: Any) -> Any:
         if isinstance(numbers, Tensor):
-            offsets = beside(numbers, self._offsets)  # [k]
-            chosen = numbers.reshape(-1, len(self._offsets)).long() + offsets  # [B, k]
-            ones = torch.zeros(chosen.shape[0], self._size, device=numbers.device)  # [B, n]
-            return ones.scatter(-1, chosen, 1.0)  # [B, n]
+            return self._layer(numbers)  # [B, n]
         self._choice.require(numbers)
-        places = numbers.reshape(len(numbers), len(self._offsets)) + self._offsets  # [B, k]
-        vectors = np.zeros((len(numbers), self._size), np.float32)  # [B, n]
-        np.put_along_axis(vectors, places, 1, 1)
-        return vectors
+        return self._layer.of_arrays(numbers)  # [B, n]
 
 
 class _AsVector:

@@ -219,20 +219,6 @@ def _numbers(layer: NumberEncoder, live: LiveWeights) -> _Layer:
     return run
 
 
-def _one_hot(layer: OneHotEncoder, live: LiveWeights) -> _Layer:
-    first, size, choices = live.view(layer.first), layer.size, layer.choices
-
-    def run(x: Array) -> Array:
-        places = x.reshape(-1, choices).astype(np.int64) + first  # [N, k]
-        if places.size and places.min() < 0:  # NumPy would count from the end
-            raise ValueError(f"observations are not in {layer.space}")
-        ones = np.zeros((len(places), size), np.float32)  # [N, F]
-        ones[np.arange(len(places))[:, None], places] = 1
-        return ones
-
-    return run
-
-
 def _tree(encoder: TreeEncoder, live: LiveWeights) -> _Layer:
     leaves = [
         (path, _layer(e, live)) for path, e in zip(encoder.paths, encoder.encoders, strict=True)
@@ -289,7 +275,7 @@ _LAYERS: dict[type[nn.Module], Callable[[Any, LiveWeights], _Layer]] = {
     nn.Sequential: _sequence,
     MLP: _mlp,
     NumberEncoder: _numbers,
-    OneHotEncoder: _one_hot,
+    OneHotEncoder: lambda layer, live: layer.of_arrays,
     TreeEncoder: _tree,
     FreeLogStd: _free_log_std,
     DuelingHead: _dueling,
