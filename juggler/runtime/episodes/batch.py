@@ -153,15 +153,16 @@ class EpisodeBatch:
                 raise WireError(f"column {name!r} has shape {shape}, expected one dimension")
         # One column each defines K and S.
         sizes = {"NT": (n, t), "K": self.final_rows.shape, "S": self.segment_rows.shape}
+        for name in ("observations", "actions"):
+            _arrays(name, getattr(self, name), (n, t))
+        for dimensions, columns in _ARRAYS.items():
+            for name, dtype in columns.items():
+                _expect(name, getattr(self, name), dtype, sizes[dimensions])
         # Critic columns are optional, but only all of them together.
         for now, last, final in (_OBSERVED, _CRITIC) if self.has_critic else (_OBSERVED,):
             observations = _arrays(now, getattr(self, now), (n, t))
             _expect_like(last, getattr(self, last), observations, (n,))
             _expect_like(final, getattr(self, final), observations, sizes["K"])
-        _arrays("actions", self.actions, (n, t))
-        for dimensions, columns in _ARRAYS.items():
-            for name, dtype in columns.items():
-                _expect(name, getattr(self, name), dtype, sizes[dimensions])
         if not isinstance(self.states, Mapping):
             raise WireError("column 'states' must be a branch, not an array")
         for path, array in leaves(self.states):
