@@ -88,17 +88,15 @@ class ModelConfig:
             raise _wrong("hidden_sizes", "a list of positive integers, such as [128]", sizes)
         if not _positive(config.recurrent_size):
             raise _wrong("recurrent_size", "a positive integer", config.recurrent_size)
-        if not _is_number(config.memory_bias):
-            raise _wrong("memory_bias", "a finite number", config.memory_bias)
-        # Words and flags are checked by their annotations.
+        # Words, flags and numbers are checked by their annotations.
         for key, hint in cls._types().items():
             value, allowed = getattr(config, key), get_args(hint)
-            if hint is bool and not isinstance(value, bool):
+            if hint in (bool, bool | None) and not isinstance(value, hint):
                 raise _wrong(key, "true or false", value)
+            if hint is float and not (type(value) in (int, float) and math.isfinite(value)):
+                raise _wrong(key, "a finite number", value)
             if all(type(each) is str for each in allowed) and allowed and value not in allowed:
                 raise _wrong(key, f"one of {', '.join(allowed)}", value)
-        if not isinstance(config.shared_value_layers, bool | None):
-            raise _wrong("shared_value_layers", "true or false", config.shared_value_layers)
         if not isinstance(config.critic_space, Space | None):
             raise ValueError("model has no key 'critic_space': the run's key critic_sees fills it")
         # Combinations that no network can have.
@@ -146,9 +144,6 @@ class QNetworkConfig(ModelConfig):
         assert isinstance(config, cls)
         if type(config.atoms) is not int or config.atoms < 0 or config.atoms == 1:
             raise _wrong("atoms", "0, or an integer of at least 2, such as 51", config.atoms)
-        for key in ("v_min", "v_max"):
-            if not _is_number(getattr(config, key)):
-                raise _wrong(key, "a finite number", getattr(config, key))
         if config.v_min >= config.v_max:
             raise _wrong("v_min", f"below v_max = {config.v_max!r}", config.v_min)
         return config
@@ -156,10 +151,6 @@ class QNetworkConfig(ModelConfig):
 
 def _positive(value: object) -> bool:
     return type(value) is int and value > 0
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def _wrong(key: str, expected: str, value: object) -> ValueError:
