@@ -90,20 +90,15 @@ def _within(name: str, paths: tuple[str, ...]) -> bool:
 
 
 def _check_names(module: RLModule) -> None:
+    parts = module.named_modules, module.named_parameters, module.named_buffers
+    known = {name for named in parts for name, _ in named(remove_duplicate=False) if name}
     for path in module.training_only:
-        parent_path, _, name = path.rpartition(".")
-        try:
-            parent = module.get_submodule(parent_path)
-        except AttributeError:
-            parent = None
-        if parent is not None and (
-            name in parent._modules or name in parent._parameters or name in parent._buffers
-        ):
-            continue
-        known = [each for each, _ in chain(module.named_modules(), module.named_parameters())]
-        near = closest(path, known)
-        hint = f": did you mean {near!r}?" if near else ""
-        raise ValueError(f"{type(module).__name__}.training_only has no such part {path!r}{hint}")
+        if path not in known:
+            near = closest(path, known)
+            hint = f": did you mean {near!r}?" if near else ""
+            raise ValueError(
+                f"{type(module).__name__}.training_only has no such part {path!r}{hint}"
+            )
 
 
 def restarted(states: Any, initial: Any, first: Any) -> Any:
