@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from juggler.envrunner.evaluation import Episode, actions_of, whole_episodes
+from juggler.envrunner.evaluation import actions_of, whole_episodes
 from juggler.envrunner.multi_agent.module_slots import ModuleSlots
 from juggler.envrunner.multi_agent.openspiel import SCHEME, find_game
 from juggler.envrunner.multi_agent.turns import MultiAgentEnvs
@@ -62,16 +63,13 @@ def play_matches(
     """
     act = partial(actions_of, envs, players, explore=explore)
     played = whole_episodes(envs, act, episodes, seed, watch, first_that_begin=True)
-    every = sorted((each for ended in played for each in ended), key=lambda each: each.number)
-    return [_match(episode, envs.agents) for episode in every]
-
-
-def _match(episode: Episode, agents: Sequence[str]) -> PlayedMatch:
-    acted = [place for place, steps in enumerate(episode.steps) if steps]
-    return PlayedMatch(
-        {agents[place]: float(episode.returns[place]) for place in acted},
-        {agents[place]: int(episode.steps[place]) for place in acted},
-    )
+    matches = []
+    for each in sorted((each for ended in played for each in ended), key=attrgetter("number")):
+        acted = {agent: place for place, agent in enumerate(envs.agents) if each.steps[place]}
+        returns = {agent: float(each.returns[place]) for agent, place in acted.items()}
+        steps = {agent: int(each.steps[place]) for agent, place in acted.items()}
+        matches.append(PlayedMatch(returns, steps))
+    return matches
 
 
 @dataclass(frozen=True, slots=True)

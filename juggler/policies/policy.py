@@ -28,7 +28,6 @@ from juggler.runtime.connectors.pipelines import (
     OwnClasses,
     build_runner_pipelines,
 )
-from juggler.runtime.episodes.batch import DEFAULT_MODULE
 from juggler.runtime.modules.acting_part import (
     acting_names,
     load_weights,
@@ -450,24 +449,6 @@ def _leaf(space: Space, value: Any, path: TreePath) -> NDArray[Any]:
     return copied
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyConfig:
-    """What a policy is built from, besides spaces and a checkpoint.
-
-    Attributes:
-        module: the configuration's module.
-        connectors: the configuration's connectors.
-        factory: the module's class, or another callable that makes it, if it cannot be imported by
-            name.
-        own: connector classes that cannot be imported by name.
-    """
-
-    module: ModuleConfig
-    connectors: ConnectorsConfig
-    factory: ModuleFactory | None
-    own: OwnClasses
-
-
 def load_policy(
     checkpoint: str | Path,
     *,
@@ -504,15 +485,13 @@ def load_policy(
     keys: dict[str, Any] = {} if connectors is None else {"connectors": connectors}
     own = own_connectors(keys)
     config = {**saved.config_of(module_id), **keys}
-    named = module_config(config)
+    # A checkpoint writes None as a word.
+    known = {key.name for key in fields(ModuleConfig)} & config.keys()
+    named_keys: dict[str, Any] = {k: None if config[k] == "none" else config[k] for k in known}
+    named = ModuleConfig(**named_keys)
     if isinstance(module, str):
         named.module = module
-    policy_config = PolicyConfig(
-        named,
-        ConnectorsConfig.parse(config.get("connectors", {})),
-        module if callable(module) else None,
-        own,
-    )
+    pipelines = ConnectorsConfig.parse(config.get("connectors", {}))
     # A checkpoint has only spaces that can be encoded.
     if (spaces := spaces_of(saved, module_id)) is None:
         raise CheckpointError(
@@ -520,49 +499,45 @@ def load_policy(
             "does not have the spaces of its environment, because one has no encoding: play it "
             "with juggler evaluate",
         )
-    return Policy(*restore_parts(saved, policy_config, *spaces, module_id), *spaces, seed)
-
-
-def module_config(config: Mapping[str, Any]) -> ModuleConfig:
-    """Extract a ModuleConfig from a flat configuration, parsing "none"."""
-    known = {key.name for key in fields(ModuleConfig)}
-    keys: dict[str, Any] = {
-        key: None if config[key] == "none" else config[key] for key in known & config.keys()
-    }
-    return ModuleConfig(**keys)
+    factory = module if callable(module) else None
+    parts = restore_parts(saved, named, pipelines, *spaces, module_id, factory, own)
+    return Policy(*parts, *spaces, seed)
 
 
 def restore_parts(
     saved: Checkpoint,
-    policy_config: PolicyConfig,
+    config: ModuleConfig,
+    connectors: ConnectorsConfig,
     observation_space: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
-    module_id: str = DEFAULT_MODULE,
+    module_id: str,
+    factory: ModuleFactory | None,
+    own: OwnClasses,
 ) -> tuple[RLModule, EnvToModule, ModuleToEnv]:
     """Restore a checkpoint's module and connectors.
 
     Args:
         saved: the checkpoint.
-        policy_config: the parts to build from.
+        config: of the module.
+        connectors: of the module.
         observation_space: the environment's.
         action_space: the environment's.
         module_id: of the module in the checkpoint.
+        factory: makes the module, if it cannot be imported by name.
+        own: connector classes that cannot be imported by name.
 
     Raises:
         CheckpointError: the checkpoint belongs to another module.
         ValueError: a part cannot be built; names it.
     """
-    config = policy_config.module
-    must_be_given_again("module", config.module, policy_config.factory)
-    policy_config.connectors.must_be_given_again(
-        policy_config.own, ("env_to_module", "module_to_env")
-    )
+    must_be_given_again("module", config.module, factory)
+    connectors.must_be_given_again(own, ("env_to_module", "module_to_env"))
     env_to_module, module_to_env = build_runner_pipelines(
-        policy_config.connectors, observation_space, action_space, policy_config.own
+        connectors, observation_space, action_space, own
     )
     # The module sees observations after the connectors, as in training.
     module = build_module(
-        policy_config.factory or config.module,
+        factory or config.module,
         env_to_module.module_observation_space,
         module_to_env.action_space,
         config.model,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -52,10 +52,7 @@ _MOST_COUNTED, _MOST_TRACES = 256, 16
 SLOW: Final = 0.1
 
 _PRIVATE: Final = (
-    "_C.Graph",
-    "_C.TupleType",
     "_C._AutoDispatchBelowADInplaceOrView",
-    "_C._create_function_from_graph",
     "_C._get_graph_executor_optimize",
     "_foreach_copy_",
 )
@@ -345,10 +342,12 @@ def _traced(
         outputs = function(inputs)
     made: list[Tensor] = []
     template = _placed(outputs, made)
-    script = _Script(leaves)
-    if not (watch.is_repeatable and script.add(watch.operations, made)):
+    if not watch.is_repeatable:
         return outputs, None
-    operations, constants = script.function(made), script.constants
+    scripted = _scripted(watch.operations, leaves, made)
+    if scripted is None:
+        return outputs, None
+    operations, constants = scripted
 
     def repeat(leaves: list[Tensor]) -> TensorTree:
         # Only in this thread: the caller's own graphs are optimized as before.
@@ -363,146 +362,95 @@ def _traced(
     return outputs, repeat
 
 
-class _Script:
-    """A TorchScript graph of executed operations.
+def _scripted(
+    operations: list[_Operation], inputs: list[Tensor], outputs: list[Tensor]
+) -> tuple[Any, list[Tensor]] | None:
+    """Return a TorchScript function from inputs to outputs, and its last arguments.
 
-    Its interpreter needs a fraction of Python's time between operations. It runs the graph
+    TorchScript's interpreter needs a fraction of Python's time between operations. It runs them
     unchanged: nothing is fused or reordered, so results are bit-identical.
 
-    Attributes:
-        constants: tensors that operations read but do not make; the graph's last inputs.
+    The last arguments are tensors that operations read but do not make. None: TorchScript does
+    not know an operation.
     """
+    same, constants = _same_tensors(operations), list[Tensor]()
+    names = {id(x): f"x{place}" for place, x in enumerate(inputs)}
 
-    def __init__(self, inputs: list[Tensor]) -> None:
-        self.constants: list[Tensor] = []
-        self._graph: Any = torch._C.Graph()
-        self._values = {id(x): self._graph.addInput() for x in inputs}
-        self._same: dict[int, Tensor] = {}  # by id: the tensor that represents another one
-        self._kept: list[_Operation] = []  # keeps ids unique
+    def key(x: Any) -> int:
+        return same.get(id(x), id(x))
 
-    def add(self, operations: list[_Operation], outputs: list[Tensor]) -> bool:
-        """Add the operations of these outputs; return whether all are known."""
-        self._kept = operations
-        operations = self._needed(self._distinct(operations), outputs)
-        readers = Counter(id(self._one(x)) for x in outputs)
-        for each in operations:
-            readers.update({id(self._one(x)) for x in each.read})
-        products = {id(x): x for each in operations if each.func in _PRODUCTS for x in each.made}
-        for each in operations:
-            over = self._one(each.args[0]) if each.args else None
-            if id(over) in products and readers[id(over)] == 1:
-                each = _written_over(products[id(over)], each)
-            if not self._add(each):
-                return False
-        return True
-
-    def function(self, outputs: list[Tensor]) -> Any:
-        """Make a function that returns these tensors."""
-        values = [self._value_of(x) for x in outputs]
-        kind = torch._C.TupleType([each.type() for each in values])
-        self._graph.registerOutput(self._made("prim::TupleConstruct", values, kind))
-        self._kept = []
-        return torch._C._create_function_from_graph("traced_operations", self._graph)
-
-    def _one(self, x: Any) -> Any:
-        return self._same.get(id(x), x)
-
-    def _distinct(self, operations: list[_Operation]) -> list[_Operation]:
-        """Remove operations that return an earlier tensor, without gradients."""
-        transposed: dict[int, Tensor] = {}
-        distinct = []
-        for each in operations:
-            func, out = each.func, each.outputs
-            x: Any = self._one(each.args[0]) if each.args else None
-            if func is _aten.detach.default or (
-                func is _aten.view.default and out.shape == x.shape
-            ):
-                self._same[id(out)] = x
-            elif func is _aten.t.default and id(x) in transposed:
-                # Gradients transpose again what the forward pass has transposed.
-                self._same[id(out)] = transposed[id(x)]
-            else:
-                distinct.append(each)
-                if func is _aten.t.default:
-                    transposed |= {id(x): out, id(out): x}
-        return distinct
-
-    def _needed(self, operations: Sequence[_Operation], outputs: list[Tensor]) -> list[_Operation]:
-        """Keep operations that outputs depend on, or that change a tensor."""
-        read = {id(self._one(x)) for x in outputs}
-        needed = []
-        for each in reversed(operations):
-            if each.func._schema.is_mutable or not read.isdisjoint(map(id, each.made)):
-                needed.append(each)
-                read.update(id(self._one(x)) for x in each.read)
-        return needed[::-1]
-
-    def _add(self, operation: _Operation) -> bool:
-        schema: Any = _schema_of(operation)
-        if schema is None:
-            return False
-        names = (each.name for each in schema.arguments)
-        given = {**dict(zip(names, operation.args, strict=False)), **operation.kwargs}
-        try:
-            values = [
-                self._value(given.get(each.name, each.default_value), each.type)
-                for each in schema.arguments
-            ]
-        except TypeError:  # not a constant in TorchScript
-            return False
-        made = self._graph.create(schema.name, values, len(schema.returns))
-        # TorchScript finds operations by name and arguments, and may find a different one.
-        if self._graph.insertNode(made).schema() != str(schema):
-            return False
-        results, outputs = list(made.outputs()), operation.outputs
-        for each, returned in zip(results, schema.returns, strict=True):
-            each.setType(returned.type)
-        several = isinstance(outputs, list | tuple)
-        if several and len(results) == 1:
-            unpacked = self._graph.create("prim::ListUnpack", results, len(outputs))
-            results = list(self._graph.insertNode(unpacked).outputs())
-        # An operation that changes and returns a tensor makes no new one.
-        for x, value in zip(outputs if several else [outputs], results, strict=False):
-            self._values.setdefault(id(x), value)
-        return True
-
-    def _value_of(self, x: Tensor) -> Any:
-        x = self._one(x)
-        if id(x) not in self._values:
-            self.constants.append(x)
-            self._values[id(x)] = self._graph.addInput()
-        return self._values[id(x)]
-
-    def _value(self, x: Any, kind: Any) -> Any:
-        """Return the graph's value for an argument of a schema's kind."""
+    # A tensor that no operation has made becomes an argument.
+    def text(x: Any) -> str:
         if isinstance(x, Tensor):
-            return self._value_of(x)
-        if kind.kind() == "OptionalType" and x is not None:
-            kind = kind.getElementType()
+            if key(x) not in names:
+                names[key(x)] = f"x{len(inputs) + len(constants)}"
+                constants.append(x)
+            return names[key(x)]
         if isinstance(x, list | tuple):
-            if x and all(isinstance(own, bool | int | float) for own in x):
-                return self._graph.insertConstant(list(x))  # made once
-            each = [self._value(own, kind.getElementType()) for own in x]
-            return self._made("prim::ListConstruct", each, kind)
-        if kind.kind() == "FloatType" and x is not None:
-            x = float(x)
-        if isinstance(x, torch.memory_format):
-            x = _MEMORY_FORMATS[x]
-        return self._graph.insertConstant(x)
+            return f"[{', '.join(map(text, x))}]"
+        if isinstance(x, torch.device):
+            return f"torch.device({str(x)!r})"
+        finite = not isinstance(x, float) or math.isfinite(x)
+        return repr(x) if finite else f"float({str(x)!r})"
 
-    def _made(self, name: str, values: list[Any], kind: Any) -> Any:
-        made = self._graph.insertNode(self._graph.create(name, values, 1)).output()
-        made.setType(kind)
-        return made
+    # Text chooses the overload of an operation by its arguments, so calls are compared later.
+    lines: list[str] = []
+    for each in _with_less_memory(operations, outputs, key):
+        # TorchScript leaves out an operation that only writes into a list.
+        if each.func._schema.is_mutable and not each.made:
+            return None
+        given = [*map(text, each.args), *(f"{k}={text(x)}" for k, x in each.kwargs.items())]
+        several = isinstance(each.outputs, list | tuple)
+        into = [f"y{len(lines)}_{place}" for place in range(len(each.outputs) if several else 1)]
+        # An operation that changes and returns a tensor makes no new one.
+        for name, x in zip(into, each.outputs if several else [each.outputs], strict=True):
+            names.setdefault(id(x), name)
+        call = each.func.overloadpacket._qualified_op_name.replace("::", ".")
+        target = f"({', '.join(into)},)" if several else into[0]
+        lines.append(f"    {target} = torch.ops.{call}({', '.join(given)})\n")
+    lines.append(f"    return ({''.join(text(x) + ', ' for x in outputs)})\n")
+    arguments = ", ".join(f"x{place}" for place in range(len(inputs) + len(constants)))
+    try:
+        unit: Any = torch.jit.CompilationUnit(f"def repeated({arguments}):\n{''.join(lines)}")
+    except RuntimeError:
+        return None
+    return unit.repeated, constants
 
 
-#: TorchScript's numbers for types without constants.
-_MEMORY_FORMATS = {
-    torch.contiguous_format: 0,
-    torch.preserve_format: 1,
-    torch.channels_last: 2,
-    torch.channels_last_3d: 3,
-}
+def _same_tensors(operations: list[_Operation]) -> dict[int, int]:
+    """Map ids of tensors to the ids of equal, earlier ones."""
+    same: dict[int, int] = {}
+    transposed: dict[int, int] = {}
+    for each in operations:
+        func, out = each.func, each.outputs
+        x: Any = each.args[0] if each.args else None
+        own = same.get(id(x), id(x))
+        if func is _aten.detach.default or (func is _aten.view.default and out.shape == x.shape):
+            same[id(out)] = own
+        elif func is _aten.t.default and own in transposed:
+            # Gradients transpose again what the forward pass has transposed.
+            same[id(out)] = transposed[own]
+        elif func is _aten.t.default:
+            transposed |= {own: id(out), id(out): own}
+    return same
+
+
+def _with_less_memory(
+    operations: list[_Operation], outputs: list[Tensor], key: Callable[[Any], int]
+) -> list[_Operation]:
+    """Keep what outputs need, and overwrite products that nothing else reads."""
+    readers, needed = Counter(map(key, outputs)), list[_Operation]()
+    for each in reversed(operations):
+        if each.func._schema.is_mutable or any(id(x) in readers for x in each.made):
+            needed.append(each)
+            readers.update({key(x) for x in each.read})
+    products = {id(x): x for each in needed if each.func in _PRODUCTS for x in each.made}
+    found = []
+    for each in reversed(needed):
+        over = key(each.args[0]) if each.args else 0
+        alone = over in products and readers[over] == 1
+        found.append(_written_over(products[over], each) if alone else each)
+    return found
 
 
 def _written_over(product: Tensor, each: _Operation) -> _Operation:
@@ -517,23 +465,6 @@ def _written_over(product: Tensor, each: _Operation) -> _Operation:
         return each
     alike = (product.shape, product.dtype) == (each.outputs.shape, each.outputs.dtype)
     return replace(each, func=_IN_PLACE[each.func]) if alike else each
-
-
-def _schema_of(operation: _Operation) -> Any:
-    """Return the schema of an operation, or None.
-
-    A number instead of a tensor, as in `x * 2`, belongs to another schema of the same name.
-    """
-    func = operation.func
-    schema = func._schema
-    if any(
-        isinstance(x, bool | int | float) and each.type.kind() == "TensorType"
-        for x, each in zip(operation.args, schema.arguments, strict=False)
-    ):
-        name = schema.overload_name.replace("Tensor", "Scalar") or "Scalar"
-        others = func.overloadpacket
-        schema = getattr(others, name)._schema if name in others.overloads() else None
-    return schema
 
 
 # -- repeating on a GPU -------------------------------------------------------------------------
@@ -612,15 +543,30 @@ class DeviceGraphs:
             try:
                 made: list[Tensor] = []
                 template = _placed(function(fixed), made)
-                packed = _Packed.of(made)
+                # Single numbers of one kind are copied together.
+                numbers = {
+                    dtype: torch.stack([x for x in made if not x.ndim and x.dtype is dtype])
+                    for dtype in dict.fromkeys(x.dtype for x in made if not x.ndim)
+                }
             finally:
                 graph.capture_end()
         backend.current_stream().wait_stream(stream)
+        graph.constants = constants  # the graph reads them, so their memory must be kept
+        # One kernel copies all inputs of one kind.
         by_dtype: dict[torch.dtype, list[int]] = defaultdict(list)
         for place, x in kept.items():
             by_dtype[x.dtype].append(place)
         into = [([kept[place] for place in own], own) for own in by_dtype.values()]
-        return _Captured(graph, into, template, packed, constants).repeat
+
+        @torch.no_grad()
+        def repeat(leaves: list[Tensor]) -> TensorTree:
+            for copies, places in into:
+                torch._foreach_copy_(copies, [leaves[place] for place in places])
+            graph.replay()
+            own = {dtype: iter(x.clone().unbind()) for dtype, x in numbers.items()}
+            return _filled(template, [x.clone() if x.ndim else next(own[x.dtype]) for x in made])
+
+        return repeat
 
 
 @cache
@@ -649,58 +595,6 @@ def _captured_constants(watch: _Watch, inputs: list[Tensor]) -> tuple[list[Tenso
             for other in read
         )
     return constants, fits
-
-
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    """A captured function.
-
-    Attributes:
-        graph: the graph of its kernels.
-        into: the graph's inputs of one kind, and their places in a call.
-        template: the outputs, with numbers instead of tensors.
-        packed: the graph's outputs.
-        constants: other tensors that it reads, whose memory must be kept.
-    """
-
-    graph: Any
-    into: list[tuple[list[Tensor], list[int]]]
-    template: Any
-    packed: _Packed
-    constants: list[Tensor]
-
-    @torch.no_grad()
-    def repeat(self, leaves: list[Tensor]) -> TensorTree:
-        """Return the function's result for these inputs."""
-        for copies, places in self.into:
-            torch._foreach_copy_(copies, [leaves[place] for place in places])
-        self.graph.replay()
-        return _filled(self.template, self.packed.copied())
-
-
-class _Packed(NamedTuple):
-    """The outputs of a graph, with single numbers packed together."""
-
-    numbers: list[tuple[list[int], Tensor]]  # places of n numbers of one kind, the numbers [n]
-    others: list[tuple[int, Tensor]]
-
-    @classmethod
-    def of(cls, outputs: list[Tensor]) -> _Packed:
-        places: dict[torch.dtype, list[int]] = defaultdict(list)
-        for place, x in enumerate(outputs):
-            if not x.ndim:
-                places[x.dtype].append(place)
-        return cls(
-            [(own, torch.stack([outputs[place] for place in own])) for own in places.values()],
-            [(place, x) for place, x in enumerate(outputs) if x.ndim],
-        )
-
-    def copied(self) -> list[Tensor]:
-        """Copy the outputs."""
-        outputs = {place: x.clone() for place, x in self.others}
-        for places, x in self.numbers:
-            outputs.update(zip(places, x.clone().unbind(), strict=True))
-        return [outputs[place] for place in range(len(outputs))]
 
 
 # -- trees --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from support.gateway_world import SPACES, THREE_WAYS, AgentsWorld, see
 from juggler.client import GatewayError, connect, connect_agents, play_agents
 from juggler.client.space_values import Values, as_message
 from juggler.envrunner.multi_agent.matrix_game import MatrixGame
-from juggler.runtime.modules.array_module import ArrayModule
+from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.v1 import simulator_pb2 as pb
 
 TWO = {"row": "rows", "column": "columns"}
@@ -116,7 +116,7 @@ def test_people_are_told_once_of_modules_that_act_in_torch(
     make_world: Callable[..., AgentsWorld],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ArrayModule, "note", "Scaled acts in torch from now on")
+    monkeypatch.setattr(RLModule, "note", "Scaled acts in torch from now on")
     world = make_world(TWO)
     with world.connect("row", "column") as session:
         world.begin()

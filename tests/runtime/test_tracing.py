@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import logging
 import math
 import sys
@@ -302,7 +303,7 @@ def test_where_torch_has_no_modes_tracing_is_imported_all_the_same(
 def test_private_names_that_mean_something_else_stop_traces(
     make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(torch._C, "_create_function_from_graph", lambda graph: graph.nothing)
+    monkeypatch.setattr(torch.jit, "CompilationUnit", lambda text: text.nothing)
     plain, learner = (learner_of(make_core("ppo"), often) for often in (None, 2))
     for sample in samples_of(make_batch, 4):
         assert_equal(plain.step(sample), learner.step(sample))
@@ -316,7 +317,9 @@ def test_private_names_that_mean_something_else_stop_traces(
 
 _LIBRARY = torch.library.Library("juggler_tests", "DEF")
 _LIBRARY.define("twice(Tensor x) -> Tensor")
-_LIBRARY.impl("twice", lambda x: x * 2, "CPU")
+_LIBRARY.define("twice_by(Tensor x, Generator by) -> Tensor")
+for _name in ("twice", "twice_by"):
+    _LIBRARY.impl(_name, lambda x, *_: x * 2, "CPU")
 
 
 def assert_is_repeated(function: Callable[[Tensor], dict[str, Tensor]]) -> None:
@@ -347,6 +350,10 @@ def with_numbers(x: Tensor) -> dict[str, Tensor]:
         "double and float": x.sum() * x.double().sum() + 0.1,
         "an integer for a float": torch.nn.functional.leaky_relu(x, 1),
         "without end": x.clamp(max=math.inf).clamp(min=0),
+        "a number first": torch.mul(2.0, x),
+        "a bool for a number": x.masked_fill(x > 0, True),
+        "a complex number": (x * 1j).abs(),
+        "no number": torch.where(x > 0, x, math.nan).isnan(),
     }
 
 
@@ -378,7 +385,7 @@ def with_several_outputs(x: Tensor) -> dict[str, Tensor]:
 
 def in_place(x: Tensor) -> dict[str, Tensor]:
     own = x.clone()  # [4, 6]
-    torch._foreach_add_([own, own[0]], 1.0)
+    own[0].add_(1)
     own.mul_(3)[:, 0].relu_()
     return {"own": own, "before": x}
 
@@ -396,11 +403,17 @@ def test_arguments_of_every_kind_are_handed_on(
     assert_is_repeated(function)
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [lambda x: torch.mul(2.0, x), lambda x: x.masked_fill(x > 0, True), lambda x: (x * 1j).abs()],
-    ids=["a number first", "a bool for a number", "a complex number"],
-)
+def in_a_list(x: Tensor) -> Tensor:
+    torch._foreach_add_([x, x[:2]], 1.0)
+    return x
+
+
+def of_an_object(x: Tensor) -> Tensor:
+    doubled: Tensor = torch.ops.juggler_tests.twice_by(x, torch.Generator())
+    return doubled
+
+
+@pytest.mark.parametrize("operation", [in_a_list, of_an_object])
 def test_what_torchscript_does_not_know_is_not_traced(
     operation: Callable[[Tensor], Tensor],
 ) -> None:
@@ -637,7 +650,8 @@ def test_what_a_graph_reads_beside_its_inputs_stays_in_memory() -> None:
         found = traces(lambda inputs: {"y": inputs["x"] * table + 1}, {"x": x}, None)
         assert found["y"].tolist() == [3 * i + 1.0] * 2
     (call,) = traces._calls.values()
-    assert [x is table for x in call.repeat.__self__.constants] == [True]
+    graph = inspect.getclosurevars(inspect.unwrap(call.repeat)).nonlocals["graph"]
+    assert [x is table for x in graph.constants] == [True]
 
 
 @pytest.mark.parametrize("step", [1e-6, 1e-3])

@@ -13,9 +13,9 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from juggler.runtime.modules.acting_part import initial_states, one_step, restarted, strip_to_acting
+from juggler.runtime.modules.acting_part import restarted, strip_to_acting
 from juggler.runtime.modules.array_module import ArrayModule
-from juggler.runtime.modules.columns import ACTION_MASK, OBSERVATIONS
+from juggler.runtime.modules.columns import ACTION_MASK, OBSERVATIONS, STATES
 from juggler.runtime.modules.module_specs import build_module
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.wire.structures import to_tree, tree_map
@@ -61,7 +61,9 @@ class InTorch:
 
     def __init__(self, module: RLModule, rows: int = ROWS) -> None:
         self.module = module
-        self.initial = initial_states(module, rows)
+        self.initial = tree_map(
+            lambda x: x.detach().expand(rows, *x.shape).clone(), module.get_initial_state()
+        )
         self.states = self.initial
 
     def step(
@@ -73,7 +75,10 @@ class InTorch:
             tensors = tree_map(torch.tensor, observations)
             if self.initial:
                 states = restarted(self.states, self.initial, torch.from_numpy(first))
-                outputs, self.states = one_step(forward, tensors, states)
+                sequences = tree_map(lambda x: x.unsqueeze(1), tensors)
+                outputs = dict(forward({OBSERVATIONS: sequences, STATES: states}))
+                self.states = outputs.pop(STATES)
+                outputs = tree_map(lambda x: x.squeeze(1), outputs)
             else:
                 outputs = forward({OBSERVATIONS: tensors})
             inputs = outputs["action_dist_inputs"]

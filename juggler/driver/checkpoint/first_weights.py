@@ -402,12 +402,12 @@ def parts_in(
         CheckpointError: the weights are another module's.
         ValueError: a part cannot be built; names it.
     """
-    from juggler.policies.policy import PolicyConfig, restore_parts  # imports torch
+    from juggler.policies.policy import restore_parts  # imports torch
 
     given = given_or_named(config.module.module, factory, own)
     made_by = given if callable(given) else None
-    policy = PolicyConfig(config.module, config.connectors.parsed(), made_by, own)
-    return restore_parts(checkpoint, policy, observation_space, action_space, module_id)
+    parts, spaces = (config.module, config.connectors.parsed()), (observation_space, action_space)
+    return restore_parts(checkpoint, *parts, *spaces, module_id, made_by, own)
 
 
 def _frozen_module(module_id: str, table: Mapping[str, Any], run_dir: Path | None) -> FrozenModule:

@@ -12,14 +12,12 @@ from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.runtime.actors.hub import Worker
 from juggler.runtime.actors.requests import DURATIONS, CapReached, Histogram, RequestPool
 from juggler.runtime.connectors.mergeable_state import (
-    Moments,
     State,
     from_bytes,
-    is_moments,
     merge,
+    moments_in,
     to_bytes,
 )
-from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
 if TYPE_CHECKING:
@@ -190,9 +188,6 @@ class ConnectorState:
         self._sent_to.pop(worker, None)
 
 
-def _samples(state: Tree) -> float:
+def _samples(state: State) -> float:
     """Return the number of samples in all moments together."""
-    if is_moments(state):
-        return float(Moments.from_tree(state).count)
-    assert isinstance(state, dict)
-    return sum(_samples(branch) for branch in state.values())
+    return sum(float(each.count) for each in moments_in(state).values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from copy import copy, deepcopy
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -40,8 +40,6 @@ from juggler.runtime.wire.structures import (
 from juggler.runtime.wire.trees import Tree
 from juggler.runtime.wire.v1 import training_pb2
 
-#: A module with which an `Actor` chooses actions.
-ActingModule: TypeAlias = "TensorModule | RandomActions"
 RowIndices = NDArray[np.intp]
 Bools = NDArray[np.bool_]
 
@@ -175,7 +173,7 @@ class Actor:
     log-probabilities are 0.
 
     Args:
-        module: an `RLModule`, or `RandomActions`, or a `TensorModule`.
+        module: an `RLModule`, or a `TensorModule` such as `RandomActions`.
         rows: N, with which the module is tried.
         steps: T of a fragment, whose noise is drawn at once; 0: no fragments.
         seed: of the noise.
@@ -201,7 +199,7 @@ class Actor:
 
     def __init__(
         self,
-        module: RLModule | RandomActions | TensorModule,
+        module: RLModule | TensorModule,
         rows: int = 1,
         steps: int = 0,
         seed: int = 0,
@@ -213,18 +211,17 @@ class Actor:
     ) -> None:
         self.module, self.device = module, device
         self.connectors = connectors or EnvToModule({}, {}, module.observation_space)
-        self._acting: ActingModule
-        space = module.space if isinstance(module, RandomActions) else module.action_space
-        clips = []
-        if isinstance(module, RLModule):
-            clips = [ClipActions(module.observation_space, space)]
-            if device is None:
-                self._acting = ArrayModule(module, rows, shared)
-            # The given module may be shared, and stays on the host.
-            else:
-                self._acting = TensorModule(deepcopy(module).to(device), rows, device)
-        else:
+        space, clips = module.action_space, []
+        if isinstance(module, TensorModule):
             self._acting = module
+        else:
+            clips = [ClipActions(module.observation_space, space)]
+            # The given module may be shared, and stays on the host.
+            self._acting = (
+                ArrayModule(module, rows, shared)
+                if device is None
+                else TensorModule(deepcopy(module).to(device), rows, device)
+            )
         self.module_to_env = module_to_env or ModuleToEnv(clips, space, space)
         self.memory = RowMemory()
         contexts = {} if device is not None else self.connectors.contexts
@@ -359,7 +356,7 @@ class Actor:
         return Acted(sent, chosen, inputs)
 
     def _begun(
-        self, acting: ActingModule, observations: Any, places: RowIndices | None, first: Any
+        self, acting: TensorModule, observations: Any, places: RowIndices | None, first: Any
     ) -> Any:
         """Return states [B, ...] to act with, new ones where episodes begin."""
         if STATE not in self.memory.trees:
@@ -443,7 +440,7 @@ class Actor:
         return self._distribution.why_not_finite(_tensor(inputs).cpu())
 
 
-class RandomActions:
+class RandomActions(TensorModule):
     """Draws actions uniformly among the legal ones.
 
     Args:
@@ -454,22 +451,19 @@ class RandomActions:
         UnsupportedSpace: no policy could act in this space.
     """
 
-    draws, distribution = False, None
-    blank_inputs = np.zeros(0, np.float32)
-    note, names = "", ()
-
-    observation_space = spaces.Dict()  # of which it reads only a mask
+    draws, distribution, blank_inputs = False, None, np.zeros(0, np.float32)
 
     def __init__(self, action_space: Space[Any], seed: int = 0) -> None:
-        self.module = self
-        self.space = deepcopy(action_space)  # a space has its own generator
+        self.observation_space = spaces.Dict()  # of which it reads only a mask
+        self.action_space = deepcopy(action_space)  # a space has its own generator
+        self._named, self._initial = {}, {}
         self._spec = distribution_for(action_space)
         self._generator = torch.Generator()
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
         """Seed the draws."""
-        self.space.seed(noise_seed(seed) >> 31)  # spaces take 32 bits
+        self.action_space.seed(noise_seed(seed) >> 31)  # spaces take 32 bits
         self._generator.manual_seed(noise_seed(seed))
 
     def draw(self, count: int, observations: Any) -> Tree:
@@ -483,14 +477,11 @@ class RandomActions:
             The actions [B, ...], as a tree of the action space.
         """
         masks = observations.get(ACTION_MASK) if isinstance(observations, Mapping) else None
-        if masks is not None or isinstance(self.space, _CHOICES):
-            return self._with_equal_logits(count, masks)
-        actions = zeros(self.space, (count,))  # [B, ...]
-        for k in range(count):
-            put(actions, k, to_tree(self.space, self.space.sample()))
-        return actions
-
-    def _with_equal_logits(self, count: int, masks: Tree | None) -> Tree:
+        if masks is None and not isinstance(self.action_space, _CHOICES):
+            actions = zeros(self.action_space, (count,))  # [B, ...]
+            for k in range(count):
+                put(actions, k, to_tree(self.action_space, self.action_space.sample()))
+            return actions
         logits = torch.zeros(count, self._spec.inputs_size)  # [B, D]
         if masks is not None:
             logits = self._spec.mask(logits, tree_map(torch.from_numpy, masks))  # [B, D]
@@ -498,19 +489,8 @@ class RandomActions:
         drawn: Tree = tree_map(Tensor.numpy, self._spec(logits).sample(noise))  # [B, ...]
         return drawn
 
-    # -- as an `ActingModule` --------------------------------------------------------------------
-
-    def initial_states(self, rows: int) -> Any:
-        return {}
-
-    def restarted(self, states: Any, first: Any) -> Any:
-        return states
-
     def load(self, weights: Tree) -> None:
         """Load nothing."""
-
-    def weights(self) -> Mapping[str, NDArray[Any]]:
-        return {}
 
     def explore(self, observations: Any, states: Any, noise: Any = None) -> ActingStep:
         count = len(first_leaf(observations))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from juggler.runtime.connectors.leaves import (
 from juggler.runtime.connectors.mergeable_state import Moments
 from juggler.runtime.modules import encoders
 from juggler.runtime.modules.columns import ACTION_MASK
-from juggler.runtime.wire.structures import Choice, choices_of, has_bounds, space_leaves, two_bounds
+from juggler.runtime.wire.structures import choices_of, has_bounds, space_leaves, two_bounds
 from juggler.runtime.wire.trees import Path, Tree, unflatten
 
 
@@ -137,10 +136,6 @@ class _Rescale:
         return (np.asarray(actions) - self._middle) / width  # [N, ...]
 
 
-#: Arrays or tensors [B, ...] -> float32 [B, f].
-Encode = Callable[[Any], Any]
-
-
 class OneHot(ObservationConnector):
     """Encodes Discrete and MultiDiscrete observations one-hot, as float32.
 
@@ -164,11 +159,8 @@ class OneHot(ObservationConnector):
             )
         # Modules see only the vectors, so these replace the spaces of the leaves.
         self._encoders = LeafFunctions(encoders)
-        leaves = {
-            path: spaces.Box(0, 1, (encoder.size,), np.float32)
-            for path, encoder in encoders.items()
-        }
-        super().__init__(space_with(observation_space, leaves), action_space)
+        vectors = {path: encoder.space for path, encoder in encoders.items()}
+        super().__init__(space_with(observation_space, vectors), action_space)
 
     def __call__(self, observations: Any) -> Any:
         return self._encoders(observations)
@@ -188,10 +180,15 @@ class Flatten(ObservationConnector):
             raise ValueError(
                 f"flatten has nothing to do: {observation_space} is an action mask alone"
             )
-        self._encoders = [(path, _encoder(leaf)) for path, leaf in leaves.items()]
-        bounds = [_bounds(leaf) for leaf in leaves.values()]
-        low, high = (np.concatenate(each) for each in zip(*bounds, strict=True))  # [F] both
-        flat: Space = spaces.Box(low, high, dtype=np.float32)
+        # Choices are one-hot; all vectors are put side by side.
+        self._encoders = {
+            path: _OneHot(leaf)
+            if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)
+            else _AsVector(leaf)
+            for path, leaf in leaves.items()
+        }
+        vectors = [encoder.space for encoder in self._encoders.values()]
+        flat: Space = spaces.flatten_space(spaces.Tuple(vectors))  # [F]
         self._has_mask = holds_masks(observation_space)
         if self._has_mask:
             flat = spaces.Dict(
@@ -200,7 +197,7 @@ class Flatten(ObservationConnector):
         super().__init__(flat, action_space)
 
     def __call__(self, observations: Any) -> Any:
-        vectors = [encode(at(observations, path)) for path, encode in self._encoders]  # [B, f] each
+        vectors = [encode(at(observations, path)) for path, encode in self._encoders.items()]
         flat = vectors[0] if len(vectors) == 1 else joined(vectors, 1)  # [B, F]
         if self._has_mask:
             return {OBSERVATION: flat, ACTION_MASK: observations[ACTION_MASK]}
@@ -211,46 +208,34 @@ class _OneHot:
     """Maps choices [B, *shape] to one-hot float32 [B, n]."""
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
-        layer = encoders.OneHotEncoder(space)
+        self._layer = encoders.OneHotEncoder(space)
         (self._choice,) = choices_of([((), space)])
-        self.size, self._offsets = layer.size, layer.first.numpy()  # [k]
+        self.space = spaces.Box(0, 1, (self._layer.size,), np.float32)
 
     def __call__(self, numbers: Any) -> Any:
         if isinstance(numbers, Tensor):
-            offsets = beside(numbers, self._offsets)  # [k]
-            chosen = numbers.reshape(-1, len(self._offsets)).long() + offsets  # [B, k]
-            ones = torch.zeros(chosen.shape[0], self.size, device=numbers.device)  # [B, n]
-            return ones.scatter(-1, chosen, 1.0)  # [B, n]
+            return self._layer(numbers)  # [B, n]
         self._choice.require(numbers)
-        places = numbers.reshape(len(numbers), len(self._offsets)) + self._offsets  # [B, k]
-        vectors = np.zeros((len(numbers), self.size), np.float32)  # [B, n]
-        np.put_along_axis(vectors, places, 1, 1)
-        return vectors
+        return self._layer.of_arrays(numbers)  # [B, n]
 
 
-def _encoder(space: Space) -> Encode:
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        return _OneHot(space)
-    return functools.partial(_as_vectors, choices_of([((), space)]))
+class _AsVector:
+    """Maps numbers [B, *shape] to float32 [B, f]."""
 
+    def __init__(self, space: Space) -> None:
+        self._choices = choices_of([((), space)])
+        if isinstance(space, spaces.Box):
+            low, high = (x.reshape(-1).astype(np.float32) for x in (space.low, space.high))
+            self.space = spaces.Box(low, high, dtype=np.float32)
+        else:
+            self.space = spaces.Box(0, 1, (math.prod(space.shape or ()),), np.float32)
 
-def _as_vectors(choices: list[Choice], array: Any) -> Any:
-    if isinstance(array, Tensor):
-        return array.flatten(1).float() if array.ndim > 1 else array[:, None].float()  # [B, f]
-    for choice in choices:
-        choice.require(array)
-    return array.reshape(len(array), math.prod(array.shape[1:])).astype(np.float32)  # [B, f]
-
-
-def _bounds(space: Space) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return min and max [f] of the vector that a leaf becomes."""
-    if isinstance(space, spaces.Box):
-        low, high = (bound.reshape(-1).astype(np.float32) for bound in (space.low, space.high))
-        return low, high
-    size = math.prod(space.shape or ())
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        size = encoders.OneHotEncoder(space).size
-    return np.zeros(size, np.float32), np.ones(size, np.float32)
+    def __call__(self, array: Any) -> Any:
+        if isinstance(array, Tensor):
+            return array.flatten(1).float() if array.ndim > 1 else array[:, None].float()  # [B, f]
+        for choice in self._choices:
+            choice.require(array)
+        return array.reshape(len(array), math.prod(array.shape[1:])).astype(np.float32)  # [B, f]
 
 
 class MeanStdFilter(MergeableConnector):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from juggler.runtime.checkpoints.checkpoint import (
 )
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, encode_frame
-from juggler.runtime.wire.trees import Path, Tree, path_name
+from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
 from juggler.runtime.wire.v1 import training_pb2
 
 #: The keys of moments in a tree.
@@ -83,9 +83,13 @@ class Moments:
         Raises:
             ValueError: the tree does not hold moments, or no samples could have these.
         """
-        if not is_moments(tree):
+        arrays: Any = tree
+        if (
+            not isinstance(tree, Mapping)
+            or tree.keys() != KEYS
+            or not all(isinstance(array, np.ndarray) for array in tree.values())
+        ):
             raise ValueError(f"moments are the arrays {sorted(KEYS)}")
-        arrays = {key: np.asarray(array) for key, array in dict(tree).items()}
         for key, array in arrays.items():
             if array.dtype != np.float64:
                 raise ValueError(f"{key!r} of moments must be float64, not {array.dtype}")
@@ -103,15 +107,6 @@ class Moments:
         return moments
 
 
-def is_moments(tree: object) -> TypeGuard[Mapping[str, NDArray[np.generic]]]:
-    """Return whether a branch of a tree has the form of `Moments.to_tree`."""
-    return (
-        isinstance(tree, Mapping)
-        and tree.keys() == KEYS
-        and all(isinstance(array, np.ndarray) for array in tree.values())
-    )
-
-
 #: Size limit of a state, which has to fit into one message.
 MAX_STATE_BYTES = MAX_MESSAGE_BYTES // 2
 
@@ -124,9 +119,20 @@ def merge(one: State, other: State) -> State:
     Raises:
         ValueError: the states belong to different connectors.
     """
-    merged = _merge(one, other, ())
-    assert isinstance(merged, Mapping)
-    return merged
+    ours, theirs = moments_in(one), moments_in(other)
+    if odd := ours.keys() ^ theirs.keys():
+        raise ValueError(f"states of other connectors: they differ at {path_name(min(odd))}")
+    merged = []
+    for path, mine in ours.items():
+        shapes = mine.mean.shape, theirs[path].mean.shape
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"moments at {path_name(path)} of shapes {shapes[0]} and {shapes[1]} cannot be "
+                "merged"
+            )
+        tree = mine.merged(theirs[path]).to_tree()
+        merged += [((*path, key), array) for key, array in tree.items()]
+    return dict(unflatten(merged))
 
 
 def connector_branch(states: Mapping[str, State]) -> State:
@@ -145,10 +151,28 @@ def check(state: Tree) -> State:
     Raises:
         ValueError: it is not a state.
     """
-    if not isinstance(state, Mapping) or is_moments(state):
+    moments_in(state)
+    return dict(state)
+
+
+def moments_in(state: Tree) -> dict[Path, Moments]:
+    """Read the moments of a state from an untrusted source, by path.
+
+    Raises:
+        ValueError: it is not a state.
+    """
+    branches: dict[Path, dict[str, Tree]] = {}
+    for path, array in flatten(state):
+        branches.setdefault(path[:-1], {})[path[-1] if path else ""] = array
+    if () in branches:
         raise ValueError("a state of connectors is a branch of their names")
-    _check(state, ())
-    return state
+    found: dict[Path, Moments] = {}
+    for path, branch in branches.items():
+        try:
+            found[path] = Moments.from_tree(branch)
+        except ValueError as error:
+            raise ValueError(f"at {path_name(path)}: {error}") from None
+    return found
 
 
 def connector_state(checkpoint: Checkpoint, module_id: str = OLD_MODULE) -> State:
@@ -193,30 +217,3 @@ def from_bytes(content: bytes) -> State:
     if frame is None:
         raise ValueError("an incomplete state of connectors")
     return check(frame.tree)
-
-
-def _merge(one: Tree, other: Tree, path: Path) -> Tree:
-    if is_moments(one) and is_moments(other):
-        ours, theirs = Moments.from_tree(one), Moments.from_tree(other)
-        if ours.mean.shape != theirs.mean.shape:
-            raise ValueError(
-                f"moments at {path_name(path)} of shapes {ours.mean.shape} and "
-                f"{theirs.mean.shape} cannot be merged"
-            )
-        return ours.merged(theirs).to_tree()
-    if not isinstance(one, Mapping) or not isinstance(other, Mapping) or one.keys() != other.keys():
-        raise ValueError(f"states of other connectors: they differ at {path_name(path)}")
-    return {key: _merge(one[key], other[key], (*path, key)) for key in one}
-
-
-def _check(tree: Tree, path: Path) -> None:
-    if is_moments(tree):
-        try:
-            Moments.from_tree(tree)
-        except ValueError as error:
-            raise ValueError(f"at {path_name(path)}: {error}") from None
-    elif isinstance(tree, Mapping):
-        for key, branch in tree.items():
-            _check(branch, (*path, key))
-    else:
-        raise ValueError(f"{path_name(path)} in a state of connectors belongs to no moments")

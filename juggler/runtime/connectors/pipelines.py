@@ -238,7 +238,11 @@ class LearnerPipeline:
         self.observation_space = observation_space
         for context in contexts.values():
             self.observation_space = context.observation_space
-        self._stack = _only_stack(self.contexts, self._connectors)
+        # Frames may be numbered if nothing else changes observations.
+        acting = [context for context in contexts.values() if context.for_acting]
+        only = len(acting) == 1 and not any(x.uses_observations for x in connectors.values())
+        first = acting[0] if only else None
+        self._stack = first if type(first) is FrameStack else None
         self.frames_once = False
         self._rows_stay = False
 
@@ -328,16 +332,6 @@ class LearnerPipeline:
             raise ValueError(f"states of other connectors, {difference(states, own)}")
         for name, state in states.items():
             self._connectors[name].set_state(state)
-
-
-def _only_stack(
-    contexts: Mapping[str, ContextConnector], connectors: Mapping[str, LearnerConnector]
-) -> FrameStack | None:
-    """Return the frame-stacking connector, if no other one changes observations."""
-    others = [context for context in contexts.values() if context.for_acting]
-    if len(others) != 1 or any(each.uses_observations for each in connectors.values()):
-        return None
-    return others[0] if type(others[0]) is FrameStack else None
 
 
 C = TypeVar("C", bound=Connector)

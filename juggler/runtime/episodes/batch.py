@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,15 +15,12 @@ from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.structures import tree_map
 from juggler.runtime.wire.trees import Path, Tree, flatten, leaves, path_name
 
-#: Columns that are trees. Their shapes and dtypes depend on the spaces and the module.
-_TREES = {"observations", "actions", "last_observations", "final_observations", "states"}
-
-#: Trees of batches with extra inputs for the value function.
+#: Trees of observations [N, T, ...] before each step, [N, ...] after each row and [K, ...] at the
+#: end of each truncated episode: of the policy, and of a value function with more inputs.
+_OBSERVED = ("observations", "last_observations", "final_observations")
 _CRITIC = ("critic_observations", "last_critic_observations", "final_critic_observations")
 
-_BRANCHES = _TREES | {*_CRITIC}  # may be branches
-
-#: The other columns over [N, T], with their dtypes. Rows, samples and examples follow this table.
+#: Arrays [N, T], with their dtypes. Rows, samples and examples follow this table.
 STEP_COLUMNS: dict[str, np.dtype[Any]] = {
     "rewards": np.dtype(np.float32),
     "terminated": np.dtype(np.bool_),
@@ -32,15 +30,19 @@ STEP_COLUMNS: dict[str, np.dtype[Any]] = {
 }
 _INT32: np.dtype[Any] = np.dtype(np.int32)
 _UINT64: np.dtype[Any] = np.dtype(np.uint64)
-_FINAL_COLUMNS = {"final_rows": _INT32, "final_steps": _INT32}
-_SEGMENT_COLUMNS = {
-    "segment_episodes": _UINT64,
-    "segment_rows": _INT32,
-    "segment_starts": _INT32,
-    "segment_lengths": _INT32,
-    "segment_offsets": _INT32,
-    "segment_generations": _UINT64,
-    "segment_updates": _UINT64,
+#: Columns that are no trees, by their dimensions.
+_ARRAYS: dict[str, dict[str, np.dtype[Any]]] = {
+    "NT": STEP_COLUMNS,
+    "K": {"final_rows": _INT32, "final_steps": _INT32},
+    "S": {
+        "segment_episodes": _UINT64,
+        "segment_rows": _INT32,
+        "segment_starts": _INT32,
+        "segment_lengths": _INT32,
+        "segment_offsets": _INT32,
+        "segment_generations": _UINT64,
+        "segment_updates": _UINT64,
+    },
 }
 
 
@@ -132,8 +134,8 @@ class EpisodeBatch:
             raise WireError(f"batch has no columns {sorted(missing)}")
         if unknown := tree.keys() - _COLUMNS.keys():
             raise WireError(f"batch has unknown columns {sorted(unknown)}")
-        for name, value in tree.items():
-            if not isinstance(value, np.ndarray) and name not in _BRANCHES:
+        for name in chain.from_iterable(_ARRAYS.values()):
+            if not isinstance(tree[name], np.ndarray):
                 raise WireError(f"column {name!r} must be an array, not a branch")
         batch = cls(**tree)
         batch._check()
@@ -145,27 +147,22 @@ class EpisodeBatch:
         n, t = self.rewards.shape
         if not n or not t:
             raise WireError(f"a batch of {n} rows and {t} steps holds nothing")
-        observations = _arrays("observations", self.observations, (n, t))
-        _arrays("actions", self.actions, (n, t))
-        for name, dtype in STEP_COLUMNS.items():
-            _expect(name, getattr(self, name), dtype, (n, t))
         for name in ("final_rows", "segment_rows"):
             shape = getattr(self, name).shape
             if len(shape) != 1:
                 raise WireError(f"column {name!r} has shape {shape}, expected one dimension")
         # One column each defines K and S.
-        k, s = self.final_rows.shape, self.segment_rows.shape
-        for name, dtype in _FINAL_COLUMNS.items():
-            _expect(name, getattr(self, name), dtype, k)
-        for name, dtype in _SEGMENT_COLUMNS.items():
-            _expect(name, getattr(self, name), dtype, s)
-        _expect_like("last_observations", self.last_observations, observations, (n,))
-        _expect_like("final_observations", self.final_observations, observations, k)
+        sizes = {"NT": (n, t), "K": self.final_rows.shape, "S": self.segment_rows.shape}
+        for name in ("observations", "actions"):
+            _arrays(name, getattr(self, name), (n, t))
+        for dimensions, columns in _ARRAYS.items():
+            for name, dtype in columns.items():
+                _expect(name, getattr(self, name), dtype, sizes[dimensions])
         # Critic columns are optional, but only all of them together.
-        if self.has_critic:
-            seen = _arrays("critic_observations", self.critic_observations, (n, t))
-            _expect_like("last_critic_observations", self.last_critic_observations, seen, (n,))
-            _expect_like("final_critic_observations", self.final_critic_observations, seen, k)
+        for now, last, final in (_OBSERVED, _CRITIC) if self.has_critic else (_OBSERVED,):
+            observations = _arrays(now, getattr(self, now), (n, t))
+            _expect_like(last, getattr(self, last), observations, (n,))
+            _expect_like(final, getattr(self, final), observations, sizes["K"])
         if not isinstance(self.states, Mapping):
             raise WireError("column 'states' must be a branch, not an array")
         for path, array in leaves(self.states):
@@ -295,9 +292,12 @@ def _within(name: str, indices: NDArray[np.int32], stop: int, *, first: int = 0)
 MOST_REWARD: Final = float(np.float32(1e12))
 TOO_LARGE: Final = f"scale rewards to at most {MOST_REWARD:g}, so that squared returns are finite"
 
-_FINITE_STEPS = ("observations", "critic_observations", "action_logp", "rewards")
-_FINITE_FINALS = ("final_observations", "final_critic_observations")
-_FINITE_LASTS = ("last_observations", "last_critic_observations")
+#: Columns that must be finite, with their dimensions, in the order of one step.
+_FINITE = {
+    **dict.fromkeys(("observations", "critic_observations", "action_logp", "rewards"), "NT"),
+    **dict.fromkeys(("final_observations", "final_critic_observations"), "K"),
+    **dict.fromkeys(("last_observations", "last_critic_observations"), "N"),
+}
 
 
 class NonFiniteNumber(NamedTuple):
@@ -318,8 +318,7 @@ class NonFiniteNumber(NamedTuple):
 
 def all_finite(batch: EpisodeBatch) -> bool:
     """Return whether observations, rewards and log-probabilities are finite."""
-    names = (*_FINITE_STEPS, *_FINITE_FINALS, *_FINITE_LASTS)
-    columns = (getattr(batch, name) for name in names)
+    columns = (getattr(batch, name) for name in _FINITE)
     return all(np.isfinite(array).all() for column in columns for _, array in floats("", column))
 
 
@@ -327,32 +326,20 @@ def first_not_finite(batch: EpisodeBatch) -> NonFiniteNumber | None:
     """Return the first number in time that is not finite, or None."""
     # Step, order within it, row, column, number
     found: list[tuple[int, int, int, str, float]] = []
-    for order, column in enumerate(_FINITE_STEPS):
+    for order, (column, dimensions) in enumerate(_FINITE.items()):
         for name, array in floats(column, getattr(batch, column)):
-            rows, steps = np.nonzero(not_finite(array, 2))
-            if len(rows):
-                first = steps.argmin()
-                step, row = int(steps[first]), int(rows[first])
-                found.append((step, order, row, name, _first_in(array[row, step])))
-    # The observation after a step comes after everything else of that step.
-    for column in _FINITE_FINALS:
-        for name, array in floats(column, getattr(batch, column)):
-            found += [
-                (
-                    int(batch.final_steps[k]),
-                    4,
-                    int(batch.final_rows[k]),
-                    name,
-                    _first_in(array[k]),
-                )
-                for k in np.flatnonzero(not_finite(array, 1))
-            ]
-    # The observation after a row belongs to its last step.
-    for column in _FINITE_LASTS:
-        for name, array in floats(column, getattr(batch, column)):
-            if (rows := np.flatnonzero(not_finite(array, 1))).size:
-                row = int(rows[0])
-                found.append((batch.steps - 1, 5, row, name, _first_in(array[row])))
+            index = np.nonzero(not_finite(array, len(dimensions)))
+            rows: NDArray[Any] = index[0]
+            steps: NDArray[Any] = index[-1]
+            if dimensions == "K":
+                rows, steps = batch.final_rows[rows], batch.final_steps[rows]
+            # The observation after a row belongs to its last step.
+            if dimensions == "N":
+                steps = np.full(len(rows), batch.steps - 1)
+            for first in np.lexsort((rows, steps))[:1]:
+                numbers = np.asarray(array[tuple(each[first] for each in index)])  # [...]
+                number = float(numbers[~np.isfinite(numbers)][0])
+                found.append((int(steps[first]), order, int(rows[first]), name, number))
     if not found:
         return None
     step, _, row, name, value = min(found)
@@ -371,12 +358,6 @@ def not_finite(array: NDArray[Any], dimensions: int) -> NDArray[np.bool_]:
     bad = ~np.isfinite(array)
     flags: NDArray[np.bool_] = bad.any(axis=tuple(range(dimensions, bad.ndim)))
     return flags
-
-
-def _first_in(array: NDArray[Any]) -> float:
-    """Return the first number in an array [...] that is not finite."""
-    numbers = np.asarray(array)
-    return float(numbers[~np.isfinite(numbers)][0])
 
 
 #: Required columns and their meaning; see `EpisodeBatch`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, NoReturn
 
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS, STATES
 from juggler.runtime.modules.rl_module import RLModule
 from juggler.runtime.near_matches import closest, difference
 from juggler.runtime.wire.structures import tree_map
@@ -91,52 +90,15 @@ def _within(name: str, paths: tuple[str, ...]) -> bool:
 
 
 def _check_names(module: RLModule) -> None:
+    parts = module.named_modules, module.named_parameters, module.named_buffers
+    known = {name for named in parts for name, _ in named(remove_duplicate=False) if name}
     for path in module.training_only:
-        parent_path, _, name = path.rpartition(".")
-        try:
-            parent = module.get_submodule(parent_path)
-        except AttributeError:
-            parent = None
-        if parent is not None and (
-            name in parent._modules or name in parent._parameters or name in parent._buffers
-        ):
-            continue
-        known = [each for each, _ in chain(module.named_modules(), module.named_parameters())]
-        near = closest(path, known)
-        hint = f": did you mean {near!r}?" if near else ""
-        raise ValueError(f"{type(module).__name__}.training_only has no such part {path!r}{hint}")
-
-
-Forward = Callable[[Any], dict[str, Any]]
-
-
-def one_step(forward: Forward, observations: Any, states: Any) -> tuple[dict[str, Any], Any]:
-    """Run one step of a stateful module, as sequences of length 1.
-
-    Args:
-        forward: one of the module's passes.
-        observations: a tree of tensors [N, ...].
-        states: before the step, [N, ...].
-
-    Returns:
-        "actions" and "action_dist_inputs" [N, ...], if the module returns them, and the states
-            after the step.
-    """
-    sequences = tree_map(lambda leaf: leaf.unsqueeze(1), observations)  # [N, 1, ...]
-    outputs = forward({OBSERVATIONS: sequences, STATES: states})
-    chosen: dict[str, Any] = {
-        name: tree_map(lambda leaf: leaf.squeeze(1), outputs[name])  # [N, ...]
-        for name in (ACTIONS, ACTION_DIST_INPUTS)
-        if name in outputs
-    }
-    return chosen, outputs[STATES]
-
-
-def initial_states(module: RLModule, rows: int) -> Any:
-    """Return states [N, ...] at episodes' starts, or {} without a state."""
-    return tree_map(
-        lambda state: state.detach().expand(rows, *state.shape).clone(), module.get_initial_state()
-    )
+        if path not in known:
+            near = closest(path, known)
+            hint = f": did you mean {near!r}?" if near else ""
+            raise ValueError(
+                f"{type(module).__name__}.training_only has no such part {path!r}{hint}"
+            )
 
 
 def restarted(states: Any, initial: Any, first: Any) -> Any:

@@ -10,13 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from juggler.runtime.modules.acting_part import (
-    initial_states,
-    load_weights,
-    one_step,
-    restarted,
-    weights_of,
-)
+from juggler.runtime.modules.acting_part import load_weights, restarted, weights_of
 from juggler.runtime.modules.columns import ACTION_DIST_INPUTS, ACTIONS, OBSERVATIONS, STATES
 from juggler.runtime.modules.distributions.base import DistributionSpec
 from juggler.runtime.modules.numpy_pass import (
@@ -85,7 +79,7 @@ class TensorModule:
     note = ""
 
     def __init__(self, module: RLModule, rows: int = 1, device: torch.device | None = None) -> None:
-        self.module = module.eval()
+        self.module, self.note = module.eval(), module.note
         self.observation_space, self.action_space = module.observation_space, module.action_space
         self._device = device
         self._named = weights_of(module)
@@ -93,7 +87,10 @@ class TensorModule:
         # The outputs of a pass show what the module returns, and its specs are checked.
         blank: Any = zeros(module.observation_space, (rows,))  # [N, ...]
         observations = tree_map(lambda leaf: as_tensor(leaf).to(device), blank)
-        states = tree_map(lambda x: x.to(device), initial_states(module, rows))  # [N, ...]
+        states = tree_map(
+            lambda x: x.detach().expand(rows, *x.shape).to(device, copy=True),
+            module.get_initial_state(),
+        )  # [N, ...]
         with torch.no_grad():
             outputs, _ = self._outputs("exploration", observations, states)
         self.draws = ACTIONS not in outputs
@@ -105,7 +102,9 @@ class TensorModule:
 
     def begin(self) -> None:
         """Read the states [1, ...] at episodes' starts, possibly learned."""
-        self._initial = tree_map(lambda x: x.to(self._device), initial_states(self.module, 1))
+        self._initial = tree_map(
+            lambda x: x.detach()[None].to(self._device, copy=True), self.module.get_initial_state()
+        )
 
     @property
     def names(self) -> Collection[str]:
@@ -127,7 +126,7 @@ class TensorModule:
 
     def initial_states(self, rows: int) -> Any:
         """Return states [N, ...] at the start of episodes; {}: no states."""
-        return tree_map(lambda start: _repeated(start, rows), self._initial)
+        return tree_map(lambda start: start.expand(rows, *start.shape[1:]).clone(), self._initial)
 
     def restarted(self, states: Any, first: Any) -> Any:
         """Replace states [N, ...] by initial ones where an episode starts.
@@ -160,9 +159,17 @@ class TensorModule:
     def _outputs(self, use: Use, observations: Any, states: Any) -> tuple[dict[str, Any], Any]:
         """Return a pass's outputs [N, ...], and the states after the step."""
         forward = getattr(self.module, f"forward_{use}")
-        if states:
-            return one_step(forward, observations, states)
-        return forward({OBSERVATIONS: observations}), {}
+        if not states:
+            return forward({OBSERVATIONS: observations}), {}
+        # With a state, a pass takes and returns sequences, here of length 1.
+        sequences = tree_map(lambda leaf: leaf.unsqueeze(1), observations)  # [N, 1, ...]
+        outputs = forward({OBSERVATIONS: sequences, STATES: states})
+        acting = {
+            name: tree_map(lambda leaf: leaf.squeeze(1), outputs[name])  # [N, ...]
+            for name in (ACTIONS, ACTION_DIST_INPUTS)
+            if name in outputs
+        }
+        return acting, outputs[STATES]
 
     def _chosen(self, use: Use, outputs: Mapping[str, Any], noise: Any) -> Any:
         """Return the actions [N, ...] of the module or its distribution."""
@@ -194,7 +201,7 @@ class ArrayModule(TensorModule):
     """
 
     def __init__(self, module: RLModule, rows: int = 1, shared: bool = False) -> None:
-        self._rows, self._shared = rows, shared
+        self._shared = shared
         self._changes = self._differences = 0  # changes of weights, consecutive differences
         self._traces = TraceCache() if _may_trace(module) else None
         super().__init__(module, rows)
@@ -221,10 +228,6 @@ class ArrayModule(TensorModule):
         """Return the addresses of the weights."""
         return [kept[name].data_ptr() for kept, name in self._places]
 
-    def __reduce__(self) -> Any:
-        """Rebuild when copied: NumPy passes belong to one module."""
-        return ArrayModule, (self.module, self._rows, self._shared)
-
     def begin(self) -> None:
         super().begin()
         self._initial = tree_map(as_array, self._initial)  # [1, ...]
@@ -232,7 +235,7 @@ class ArrayModule(TensorModule):
     def initial_states(self, rows: int) -> Any:
         if self._shared:
             self.begin()
-        return super().initial_states(rows)
+        return tree_map(lambda start: np.repeat(start, rows, 0), self._initial)
 
     @np.errstate(all="ignore")  # as in torch: runners check results
     def _step(self, use: Use, observations: Any, states: Any, noise: Any) -> ActingStep:
@@ -246,16 +249,35 @@ class ArrayModule(TensorModule):
             self._changes += 1
             if not self._changes & (self._changes - 1):  # a power of two
                 self._unsure.update(_USES)
-        if use in self._unsure:
-            return self._compared(use, in_numpy, observations, states, noise)
+        compares = use in self._unsure
+        expected = self._in_torch(use, observations, states, noise) if compares else None
         try:
             inputs, after = in_numpy(observations, states)  # [N, D]
-            return ActingStep(self._actions(use, inputs, noise), inputs, after)
+            acted = ActingStep(self._actions(use, inputs, noise), inputs, after)
+            if expected is None:
+                return acted
+            # Actions for the same inputs, since rounding the inputs may change the action.
+            same = {ACTION_DIST_INPUTS: as_tensor(inputs)}
+            actions = self._torch_actions(use, same, noise)
+            differs = _difference(acted, expected._replace(actions=actions))
         except Exception as error:
-            failure = _failure(error)
-        in_torch = self._in_torch(use, observations, states, noise)  # may raise its own error
-        self._give_up(failure)
-        return in_torch
+            differs = f"NumPy fails ({type(error).__name__}: {error})"
+        # A failure counts at once, and a difference only if it recurs.
+        if expected is None:
+            expected = self._in_torch(use, observations, states, noise)  # may raise its own error
+        elif not differs:
+            self._unsure.discard(use)
+            self._differences = 0
+            return acted
+        self._differences += 1
+        if self._differences == _CHANCES or not compares:
+            assert self.distribution is not None
+            self._in_numpy, self._on_arrays = {}, ArrayDistribution(self.distribution)
+            self.note = (
+                f"{type(self.module).__name__} acts in torch from now on, since NumPy gave "
+                f"other results: {differs}"
+            )
+        return expected
 
     def _actions(self, use: Use, inputs: Array, noise: Any) -> Any:
         """Return actions [N, ...] for inputs [N, D], in NumPy."""
@@ -302,48 +324,6 @@ class ArrayModule(TensorModule):
         with torch.inference_mode():
             noise = None if noise is None else as_tensor(noise)  # [N, M]
             return tree_map(as_array, self._chosen(use, outputs, noise))
-
-    def _compared(
-        self, use: Use, in_numpy: NumpyPass, observations: Any, states: Any, noise: Any
-    ) -> ActingStep:
-        """Make a step in NumPy, or in torch if results differ."""
-        expected = self._in_torch(use, observations, states, noise)
-        try:
-            inputs, after = in_numpy(observations, states)  # [N, D]
-            # Actions for the same inputs, since rounding the inputs may change the action.
-            same = {ACTION_DIST_INPUTS: as_tensor(inputs)}
-            actions = self._torch_actions(use, same, noise)
-            acted = ActingStep(self._actions(use, inputs, noise), inputs, after)
-            differs = _difference(acted, expected._replace(actions=actions))
-        except Exception as error:
-            differs = _failure(error)
-        if not differs:
-            self._unsure.discard(use)
-            self._differences = 0
-            return acted
-        self._differences += 1
-        if self._differences == _CHANCES:
-            self._give_up(differs)
-        return expected
-
-    def _give_up(self, why: str) -> None:
-        assert self.distribution is not None
-        self._in_numpy, self._on_arrays = {}, ArrayDistribution(self.distribution)
-        self.note = (
-            f"{type(self.module).__name__} acts in torch from now on, since NumPy gave "
-            f"other results: {why}"
-        )
-
-
-def _repeated(start: Any, rows: int) -> Any:
-    """Repeat an array or tensor [1, ...] to new [N, ...]."""
-    if isinstance(start, np.ndarray):
-        return np.repeat(start, rows, 0)
-    return start.expand(rows, *start.shape[1:]).clone()
-
-
-def _failure(error: Exception) -> str:
-    return f"NumPy fails ({type(error).__name__}: {error})"
 
 
 def _difference(acted: ActingStep, expected: ActingStep) -> str:

@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from juggler.runtime.modules.columns import without_mask
@@ -223,11 +224,20 @@ class OneHotEncoder(nn.Module):
         starts = np.ravel(space.start)  # [k]
         self.size, self.choices, self.space = int(sizes.sum()), len(sizes), space
         self.first: Tensor
-        places = np.cumsum(sizes) - sizes - starts  # [k] offsets of the choices
-        self.register_buffer("first", torch.from_numpy(places.astype(np.int64)))
+        self._offsets = (np.cumsum(sizes) - sizes - starts).astype(np.int64)  # [k]
+        self.register_buffer("first", torch.tensor(self._offsets))
+
+    def of_arrays(self, x: NDArray[Any]) -> NDArray[np.float32]:
+        """Encode arrays [B, ...] to [B, F]."""
+        places = x.reshape(-1, self.choices).astype(np.int64) + self._offsets  # [B, k]
+        if places.size and places.min() < 0:  # NumPy would count from the end
+            raise ValueError(f"observations are not in {self.space}")
+        ones = np.zeros((len(places), self.size), np.float32)  # [B, F]
+        ones[np.arange(len(places))[:, None], places] = 1
+        return ones
 
     def forward(self, x: Tensor) -> Tensor:
-        places = x.reshape(-1, self.choices).long() + self.first  # [B, k]
+        places = x.reshape(-1, self.choices).long() + self.first.to(x.device)  # [B, k]
         ones = torch.zeros(places.shape[0], self.size, device=x.device)  # [B, F]
         try:
             return ones.scatter(-1, places, 1.0)  # [B, F]

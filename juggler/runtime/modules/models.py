@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from difflib import get_close_matches
+from inspect import getmembers, isfunction
 from typing import Any, Final
 
 import numpy as np
@@ -32,7 +34,7 @@ from juggler.runtime.modules.encoders import TreeEncoder, build_encoder, feature
 from juggler.runtime.modules.layers import MLP, DuelingHead, RecurrentCore, initialized, policy_head
 from juggler.runtime.modules.rl_module import Batch, RLModule
 from juggler.runtime.wire.errors import UnsupportedSpace
-from juggler.runtime.wire.structures import first_leaf, tree_map
+from juggler.runtime.wire.structures import first_leaf, space_leaves, tree_map
 
 
 class Catalog:
@@ -59,7 +61,8 @@ class Catalog:
         action_space: Space[Any],
         model_config: Mapping[str, Any],
     ) -> None:
-        """Raise ValueError for a wrong key or value of model_config."""
+        """Raise ValueError for a wrong model_config, or a misspelled method."""
+        _must_spell_methods(type(self))
         self.observation_space = observation_space
         self.action_space = action_space
         self.config = self.config_class.parse(model_config)
@@ -103,6 +106,36 @@ class Catalog:
         return core is not None or not small
 
 
+def _must_spell_methods(kind: type[Catalog]) -> None:
+    """Raise ValueError for an unused method named nearly like Catalog's."""
+    methods = dict(getmembers(kind, isfunction))
+    known = dict(getmembers(Catalog, isfunction))
+    called = {name for each in methods.values() for name in each.__code__.co_names}
+    for name in methods.keys() - known.keys() - called:
+        near = [] if name.startswith("_") else get_close_matches(name, known, 1, 0.8)
+        if near:
+            raise ValueError(
+                f"{kind.__name__}.{name} is never called: did you mean {near[0]!r}? Otherwise "
+                "begin its name with an underscore"
+            )
+
+
+def _without_effect(module: RLModule) -> str:
+    """Describe keys that the action space cannot use; "": there are none."""
+    given, space = module.model_config, module.action_space
+    wrong = []
+    boxes = [leaf for _, leaf in space_leaves(space) if isinstance(leaf, spaces.Box)]
+    bounded = any((box.bounded_below & box.bounded_above).any() for box in boxes)
+    # A distribution of the user's gets `squash`.
+    if given.get("squash") and not given.get("distribution") and not bounded:
+        wrong.append(f"model.squash = true has no effect: {space} has no Box with finite bounds")
+    if "free_log_std" in given and not module.action_distribution().log_std_inputs:
+        wrong.append(
+            f"model.free_log_std has no effect: actions in {space} have no standard deviations"
+        )
+    return "; ".join([*wrong, "leave it out"]) if wrong else ""
+
+
 class Remembering(RLModule):
     """A module with an encoder and an optional recurrent core."""
 
@@ -111,6 +144,7 @@ class Remembering(RLModule):
 
     def _build_body(self, catalog: Catalog) -> int:
         """Build encoder and core, and return the number of their features."""
+        self.note = _without_effect(self)
         self.encoder = catalog.build_encoder()
         features = feature_size(self.encoder)
         self.core = catalog.build_core(features)

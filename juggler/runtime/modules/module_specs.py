@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from inspect import Signature
+from inspect import Parameter, Signature
 from itertools import chain
 from typing import Any
 
@@ -93,27 +92,23 @@ def _called(factory: Callable[..., object], *arguments: object) -> object:
     """
     name = getattr(factory, "__qualname__", type(factory).__name__)
     name += ".__init__" if isinstance(factory, type) else ""
-    wrong, takes = "", "(observation_space, action_space, model_config)"
-    with suppress(ValueError):  # Python knows no signature
+    takes = "(observation_space, action_space, model_config)"
+    try:
         known = signature(factory)
-        if not _can_take(known, arguments):
-            wrong = f"{name} must take {takes}: it takes {known}; see docs/modules.md"
-    if wrong:
-        raise ValueError(wrong)
+    except ValueError:  # Python knows none
+        known = Signature([Parameter("any", Parameter.VAR_POSITIONAL)])
+    # A TypeError of the call itself would not say what the factory must take.
+    try:
+        known.bind(*arguments)
+    except TypeError:
+        text = f"{name} must take {takes}: it takes {known}; see docs/modules.md"
+        raise ValueError(text) from None
     try:
         return factory(*arguments)
     except AttributeError as error:
         if "before Module.__init__() call" not in str(error):
             raise
         raise ValueError(f"{name} must begin with super().__init__{takes}: {error}") from error
-
-
-def _can_take(known: Signature, arguments: Sequence[object]) -> bool:
-    try:
-        known.bind(*arguments)
-    except TypeError:
-        return False
-    return True
 
 
 def _must_make_a_module(module: object, factory: object) -> None:
@@ -164,10 +159,11 @@ class RLModuleSpec:
         model_config: Mapping[str, Any] | None = None,
     ) -> RLModuleSpec:
         """Return this spec with missing values filled in."""
+        seen, acted = self.observation_space, self.action_space
         return RLModuleSpec(
             module=self.module,
-            observation_space=_first(self.observation_space, observation_space),
-            action_space=_first(self.action_space, action_space),
+            observation_space=observation_space if seen is None else seen,
+            action_space=action_space if acted is None else acted,
             model_config={**(model_config or {}), **(self.model_config or {})},
         )
 
@@ -177,16 +173,13 @@ class RLModuleSpec:
         Raises:
             ValueError: a space is missing, or as for `build_module`.
         """
-        for name in ("observation_space", "action_space"):
-            if getattr(self, name) is None:
-                raise ValueError(
-                    f"RLModuleSpec has no {name}: give one, or complete it with the environment's"
-                )
-        assert self.observation_space is not None
-        assert self.action_space is not None
-        return build_module(
-            self.module, self.observation_space, self.action_space, self.model_config or {}
-        )
+        seen, acted = self.observation_space, self.action_space
+        if seen is None or acted is None:
+            name = "observation_space" if seen is None else "action_space"
+            raise ValueError(
+                f"RLModuleSpec has no {name}: give one, or complete it with the environment's"
+            )
+        return build_module(self.module, seen, acted, self.model_config or {})
 
     def __call__(
         self,
@@ -195,10 +188,6 @@ class RLModuleSpec:
         model_config: Mapping[str, Any],
     ) -> RLModule:
         return self.completed(observation_space, action_space, model_config).build()
-
-
-def _first(own: Space | None, given: Space | None) -> Space | None:
-    return given if own is None else own
 
 
 class MultiRLModule(nn.Module):

@@ -219,20 +219,6 @@ def _numbers(layer: NumberEncoder, live: LiveWeights) -> _Layer:
     return run
 
 
-def _one_hot(layer: OneHotEncoder, live: LiveWeights) -> _Layer:
-    first, size, choices = live.view(layer.first), layer.size, layer.choices
-
-    def run(x: Array) -> Array:
-        places = x.reshape(-1, choices).astype(np.int64) + first  # [N, k]
-        if places.size and places.min() < 0:  # NumPy would count from the end
-            raise ValueError(f"observations are not in {layer.space}")
-        ones = np.zeros((len(places), size), np.float32)  # [N, F]
-        ones[np.arange(len(places))[:, None], places] = 1
-        return ones
-
-    return run
-
-
 def _tree(encoder: TreeEncoder, live: LiveWeights) -> _Layer:
     leaves = [
         (path, _layer(e, live)) for path, e in zip(encoder.paths, encoder.encoders, strict=True)
@@ -289,7 +275,7 @@ _LAYERS: dict[type[nn.Module], Callable[[Any, LiveWeights], _Layer]] = {
     nn.Sequential: _sequence,
     MLP: _mlp,
     NumberEncoder: _numbers,
-    OneHotEncoder: _one_hot,
+    OneHotEncoder: lambda layer, live: layer.of_arrays,
     TreeEncoder: _tree,
     FreeLogStd: _free_log_std,
     DuelingHead: _dueling,
@@ -354,16 +340,17 @@ def _remembered(module: Any, live: LiveWeights) -> NumpyPass:
         return lambda observations, states: (encode(observations), states)
     if type(core) is not RecurrentCore or is_altered(core) or is_altered(core.layer):
         raise NotKnown(type(core).__name__)
-    step = (_gru if isinstance(core.layer, nn.GRU) else _lstm)(core.layer, live)
+    step = _recurrent(core.layer, live)
     return lambda observations, states: step(encode(observations), states)
 
 
-def _lstm(layer: Any, live: LiveWeights) -> NumpyPass:
+def _recurrent(layer: Any, live: LiveWeights) -> Callable[[Array, Any], tuple[Array, Any]]:
+    """Return a step of an LSTM or GRU, from features and states."""
     of_inputs, of_hidden = live.transposed(layer.weight_ih_l0), live.transposed(layer.weight_hh_l0)
-    bias, hidden_bias = live.view(layer.bias_ih_l0), live.view(layer.bias_hh_l0)  # [4 H] both
+    bias, hidden_bias = live.view(layer.bias_ih_l0), live.view(layer.bias_hh_l0)  # [4 H] or [3 H]
     size = layer.hidden_size
 
-    def run(features: Array, states: Any) -> tuple[Array, Any]:
+    def lstm(features: Array, states: Any) -> tuple[Array, Any]:
         x = features @ of_inputs  # [N, 4 H]
         x += bias
         x += hidden_bias
@@ -377,15 +364,8 @@ def _lstm(layer: Any, live: LiveWeights) -> NumpyPass:
         hidden *= np.tanh(cell)
         return hidden, {"hidden": hidden, "cell": cell}
 
-    return run
-
-
-def _gru(layer: Any, live: LiveWeights) -> NumpyPass:
-    of_inputs, of_hidden = live.transposed(layer.weight_ih_l0), live.transposed(layer.weight_hh_l0)
-    bias, hidden_bias = live.view(layer.bias_ih_l0), live.view(layer.bias_hh_l0)  # [3 H] both
-    size = layer.hidden_size
-
-    def run(features: Array, states: Any) -> tuple[Array, Any]:
+    # Its new gate is the only one that sees the reset hidden state.
+    def gru(features: Array, states: Any) -> tuple[Array, Any]:
         x, before = features @ of_inputs, states["hidden"]  # [N, 3 H] and [N, H]
         x += bias
         gates = before @ of_hidden  # [N, 3 H]
@@ -395,10 +375,10 @@ def _gru(layer: Any, live: LiveWeights) -> NumpyPass:
         hidden = new + opens[:, size:] * (before - new)  # [N, H]
         return hidden, {"hidden": hidden}
 
-    return run
+    return gru if isinstance(layer, nn.GRU) else lstm
 
 
-def _actor_critic(module: ActorCritic, _: Any, live: LiveWeights) -> NumpyPass:
+def _actor_critic(module: Any, _: Any, live: LiveWeights) -> NumpyPass:
     remember, head = _remembered(module, live), _layer(module.policy_head, live)
 
     def run(observations: Any, states: Any) -> tuple[Array, Any]:
@@ -408,12 +388,12 @@ def _actor_critic(module: ActorCritic, _: Any, live: LiveWeights) -> NumpyPass:
     return run
 
 
-def _soft(module: SoftActorCritic, _: Any, live: LiveWeights) -> NumpyPass:
-    encode, head = _layer(module.encoder, live), _layer(module.policy_head, live)
+def _soft(module: SoftActorCritic, distribution: Any, live: LiveWeights) -> NumpyPass:
+    act: NumpyPass = _actor_critic(module, distribution, live)
     count, (low, high) = module._log_std, LOG_STD_LIMITS
 
     def run(observations: Any, states: Any) -> tuple[Array, Any]:
-        inputs = head(encode(observations))  # [N, D]
+        inputs, states = act(observations, states)  # [N, D]
         if count:
             log_std = inputs[:, -count:]  # [N, M]
             np.minimum(np.maximum(log_std, low, out=log_std), high, out=log_std)

@@ -80,25 +80,23 @@ class TensorSpec:
         Raises:
             SpecError: the value does not match.
         """
+        wrong = f"{where} must be {self}, but is {_described(value)}"
         if not isinstance(value, torch.Tensor):
-            raise SpecError(f"{where} must be {self}, but is {_described(value)}")
+            raise SpecError(wrong)
         dtype = str(value.dtype).removeprefix("torch.")
         right = self.dtype is None or dtype in _KINDS.get(self.dtype, (self.dtype,))
         # Under autocast, a tensor that should be float32 may be bfloat16.
         if (dtype, self.dtype) == ("bfloat16", "float32"):
             right = torch.is_autocast_enabled(value.device.type)
         if not right or value.ndim != len(self.names):
-            raise SpecError(f"{where} must be {self}, but is {_described(value)}")
+            raise SpecError(wrong)
         for name, size in zip(self.names, value.shape, strict=True):
-            fixed = self.sizes.get(name)
-            if fixed is not None and size != fixed:
-                raise SpecError(f"{where} must be {self}, but is {_described(value)}")
-            expected, there = sizes.setdefault(name, (size, where)) if fixed is None else (size, "")
-            if size != expected:
-                raise SpecError(
-                    f"{where} must be {self}, but is {_described(value)}: "
-                    f"{name} is {expected} in {there}"
-                )
+            if size != self.sizes.get(name, size):
+                raise SpecError(wrong)
+            if name not in self.sizes:
+                expected, there = sizes.setdefault(name, (size, where))
+                if size != expected:
+                    raise SpecError(f"{wrong}: {name} is {expected} in {there}")
 
     def __repr__(self) -> str:
         shape = [
@@ -300,8 +298,10 @@ class RLModule(torch.nn.Module):
         critic_space: of "critic_observations"; None: there are none.
         training_only: names of submodules and parameters that only `forward_train` needs. They are
             not sent to EnvRunners.
+        note: a warning for the run's log; "": none.
     """
 
+    note: str = ""
     may_act_in_numpy: bool = False
     training_only: tuple[str, ...] = ()
     takes_critic_observations: bool = False

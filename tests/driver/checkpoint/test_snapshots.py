@@ -143,7 +143,7 @@ def test_connectors_in_a_checkpoint_that_are_none_are_named(world: World) -> Non
     world.take(_chunks())
     path = world.written().path
     assert path is not None
-    with pytest.raises(CheckpointError, match="'filter/mean'"):
+    with pytest.raises(CheckpointError, match="at 'filter': moments are"):
         connectors_of(read(path))
 
 

@@ -582,7 +582,7 @@ def bad(**changed: np.ndarray) -> dict:
         (bad(count=np.zeros(2)), "do not belong together"),
         (bad(count=np.array(-1.0)), "negative count"),
         (bad(m2=np.array([1.0, -1.0])), "negative count or sum"),
-        ({"filter": {"mean": np.zeros(2)}}, "'filter/mean' in a state of connectors"),
+        ({"filter": {"mean": np.zeros(2)}}, "at 'filter': moments are the arrays"),
         (np.zeros(2), "a branch of their names"),
         (Moments.none(()).to_tree(), "a branch of their names"),
     ],

@@ -20,7 +20,7 @@ from support.array_modules import (
 )
 from torch import Tensor, nn
 
-from juggler.runtime.modules import numpy_pass
+from juggler.runtime.modules import array_module, numpy_pass
 from juggler.runtime.modules.array_module import ArrayModule
 from juggler.runtime.modules.distributions.for_space import CategoricalSpec
 from juggler.runtime.modules.models import (
@@ -329,8 +329,10 @@ def test_new_weights_are_used_and_compared_ever_more_seldom(
 ) -> None:
     module, twin = built(None, SIX, THREE)
     arrays, compared = ArrayModule(module), []
-    compare = arrays._compared
-    monkeypatch.setattr(arrays, "_compared", lambda *a: compared.append(update) or compare(*a))
+    compare = array_module._difference
+    monkeypatch.setattr(
+        array_module, "_difference", lambda *a: compared.append(update) or compare(*a)
+    )
     for update in range(20):
         if update:
             weights = other_weights(module, update)

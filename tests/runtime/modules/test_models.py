@@ -16,6 +16,7 @@ from torch import nn
 
 from juggler.learner.algorithms.registry import ALGORITHMS, build_learner
 from juggler.runtime.acting.acting_graph import ActingGraph, to_onnx
+from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.pipelines import build_runner_pipelines
 from juggler.runtime.modules.acting_part import strip_to_acting
@@ -377,3 +378,44 @@ def test_actions_of_different_bounds_are_the_same_to_the_values() -> None:
         for module, low, width in ((one, -4, 8), (other, 0, 1))
     ]
     torch.testing.assert_close(*values)
+
+
+class Misspelled(Catalog):
+    def build_value_haed(self, features: int) -> nn.Module:
+        return nn.Linear(features, 1)
+
+
+class WithHelper(Catalog):
+    def build_value_heads(self, features: int) -> nn.Module:
+        return nn.Linear(features, 1)
+
+    def build_value_head(self, features: int) -> nn.Module:
+        return self.build_value_heads(features)
+
+
+def test_a_misspelled_method_of_a_catalog_is_named_and_a_helper_is_not() -> None:
+    box, two = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
+    with pytest.raises(ValueError, match=r"Misspelled.build_value_haed .* 'build_value_head'"):
+        build_module(Misspelled, box, two, {})
+    assert isinstance(build_module(WithHelper, box, two, {}), ActorCritic)
+
+
+@pytest.mark.parametrize(
+    ("space", "model", "unused"),
+    [
+        (spaces.Discrete(2), {"squash": True, "free_log_std": False}, ["squash", "free_log_std"]),
+        (spaces.Discrete(2), {"squash": False}, []),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float32), {"squash": True}, ["squash"]),
+        (spaces.Box(-1, 1, (2,), np.float32), {"squash": True, "free_log_std": True}, []),
+        (spaces.Discrete(2), {}, []),
+    ],
+)
+def test_keys_that_an_action_space_cannot_use_are_noted_once(
+    space: spaces.Space[Any], model: dict[str, Any], unused: list[str]
+) -> None:
+    module = build_module(None, spaces.Box(-1, 1, (3,), np.float32), space, model)
+    actor = Actor(module)
+    notes = [note.text for note in actor.take_notes()]
+    assert [key for key in ("squash", "free_log_std") if f"model.{key}" in "".join(notes)] == unused
+    assert len(notes) == bool(unused)
+    assert not actor.take_notes()

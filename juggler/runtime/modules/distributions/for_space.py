@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import Any
 
 import gymnasium
@@ -202,31 +203,24 @@ class Bernoulli(ActionDistribution):
         return logsigmoid(torch.where(bits, self.logits, -self.logits)).sum(-1)  # [...]
 
     def entropy(self) -> Tensor:
-        return -(self._on() * self._log_on() + self._off() * self._log_off()).sum(-1)  # [...]
+        on, off, log_on, log_off = self._chances()  # [..., k] each
+        return -(on * log_on + off * log_off).sum(-1)  # [...]
 
     def kl(self, other: ActionDistribution) -> Tensor:
-        other = same_kind(self, other)
-        on = self._on() * (self._log_on() - other._log_on())  # [..., k]
-        off = self._off() * (self._log_off() - other._log_off())  # [..., k]
-        return (on + off).sum(-1)  # [...]
+        on, off, log_on, log_off = self._chances()  # [..., k] each
+        _, _, its_log_on, its_log_off = same_kind(self, other)._chances()
+        return (on * (log_on - its_log_on) + off * (log_off - its_log_off)).sum(-1)  # [...]
 
     def mode(self) -> Tensor:
         return self._actions(self.logits > 0)  # [..., *action shape]
 
     def sample(self, noise: Tensor) -> Tensor:
-        return self._actions(noise < self._on())  # [..., *action shape]
+        return self._actions(noise < torch.sigmoid(self.logits))  # [..., *action shape]
 
-    def _on(self) -> Tensor:
-        return torch.sigmoid(self.logits)  # [..., k]
-
-    def _off(self) -> Tensor:
-        return torch.sigmoid(-self.logits)  # [..., k]
-
-    def _log_on(self) -> Tensor:
-        return logsigmoid(self.logits)  # [..., k]
-
-    def _log_off(self) -> Tensor:
-        return logsigmoid(-self.logits)  # [..., k]
+    def _chances(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return probabilities of 1 and 0, and their logarithms, [..., k] each."""
+        x = self.logits
+        return torch.sigmoid(x), torch.sigmoid(-x), logsigmoid(x), logsigmoid(-x)
 
     def _actions(self, bits: Tensor) -> Tensor:
         return bits.to(torch.int8).reshape(bits.shape[:-1] + self.action_shape)
@@ -265,10 +259,10 @@ class Composite(ActionDistribution):
         self._noise_sizes = noise_sizes
 
     def log_prob(self, actions: Actions) -> Tensor:
-        return _sum([part.log_prob(actions[key]) for key, part in self.parts.items()])  # [...]
+        return reduce(add, (part.log_prob(actions[key]) for key, part in self.parts.items()))
 
     def entropy(self) -> Tensor:
-        return _sum([part.entropy() for part in self.parts.values()])  # [...]
+        return reduce(add, (part.entropy() for part in self.parts.values()))  # [...]
 
     def kl(self, other: ActionDistribution) -> Tensor:
         others = same_kind(self, other).parts
@@ -277,7 +271,7 @@ class Composite(ActionDistribution):
                 f"KL of a Composite of {sorted(self.parts)} to one of {sorted(others)} "
                 "is not defined"
             )
-        return _sum([part.kl(others[key]) for key, part in self.parts.items()])  # [...]
+        return reduce(add, (part.kl(others[key]) for key, part in self.parts.items()))  # [...]
 
     def mode(self) -> dict[str, Actions]:
         return {key: part.mode() for key, part in self.parts.items()}
@@ -365,13 +359,6 @@ def _named(key: str, part: DistributionSpec, inputs: Tensor, mask: Any) -> Tenso
         return part.mask(inputs, mask)
     except ValueError as error:
         raise ValueError(f"in {key!r}, {error}") from error
-
-
-def _sum(terms: list[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
 
 
 def distribution_for(space: gymnasium.Space[Any], squash: bool = False) -> DistributionSpec:
