@@ -87,31 +87,27 @@ class Rows:
         return updates
 
     def begin(
-        self, states: dict[str, Tree], count: int, recorded: bool = False
+        self, places: NDArray[np.intp], states: dict[str, Tree], recorded: bool = False
     ) -> NDArray[np.intp]:
         """Begin new rows [B].
 
         Args:
+            places: of their agents [B].
             states: before their first steps [B, ...].
-            count: B.
             recorded: log-probabilities come with the steps.
         """
-        if self._places.grow(count):
+        if self._places.grow(len(places)):
             self.columns = grown(self.columns, self._places.capacity)
             self._view_by_step()
-        places = np.array(self._places.allocate(count), np.intp)
-        self.put_states(places, states)
-        self.columns["recorded"][places] = recorded
-        for name in ("terminated", "truncated"):
-            self.columns[name][places] = False
-        return places
-
-    def put_states(self, rows: NDArray[np.intp], states: dict[str, Tree]) -> None:
-        """Keep the states [B, ...] before the first steps of rows [B]."""
+        rows = np.array(self._places.allocate(len(places)), np.intp)
         if states and not self.columns["states"]:
             self.columns["states"] = room_for(states, self._places.capacity)
         if states:
             put(self.columns["states"], rows, states)
+        self.columns["places"][rows], self.columns["recorded"][rows] = places, recorded
+        for name in ("terminated", "truncated"):
+            self.columns[name][rows] = False
+        return rows
 
     def begin_episodes(self, at: NDArray[np.intp], beginnings: NDArray[np.uint64]) -> None:
         """Write beginnings [B, 4] of rows or episodes at steps [B]."""
@@ -153,8 +149,7 @@ class Rows:
 
     def move_steps(self, at: NDArray[np.intp], states: dict[str, Tree]) -> NDArray[np.intp]:
         """Begin new rows [B] with other rows' steps, and states."""
-        new = self.begin(states, len(at))
-        self.columns["places"][new] = self.columns["places"][at // self.width]
+        new = self.begin(self.columns["places"][at // self.width], states)
         for column in ("observations", "actions", "inputs"):
             values = take(self.by_step[column], at)
             put(self.by_step[column], new * self.width, values)
@@ -515,7 +510,9 @@ class PacedSlots:
         rows = of["row"][places]  # [B]
         new = rows < 0  # [B]
         if np.count_nonzero(new):
-            rows[new] = self.begin_rows(places[new], self._policy.states_before(places[new]))
+            beginning = places[new]
+            rows[new] = self.rows.begin(beginning, self._policy.states_before(beginning))
+            of["row"][beginning], of["step"][beginning] = rows[new], 0
             begun = rows[new] * self.rows.width
             put(self.rows.by_step["observations"], begun, take(observations, new))
             first |= new
@@ -528,13 +525,6 @@ class PacedSlots:
     def _begin_episodes(self, places: NDArray[np.intp]) -> None:
         self.of["episode"][places] = self.new_episodes(len(places))
         self.of["first"][places] = False
-
-    def begin_rows(self, places: NDArray[np.intp], states: dict[str, Tree]) -> NDArray[np.intp]:
-        """Begin rows [B] at places [B], with states [B, ...] before them."""
-        rows = self.rows.begin(states, len(places))
-        self.of["row"][places], self.of["step"][places] = rows, 0
-        self.rows.columns["places"][rows] = places
-        return rows
 
     def _beginnings(self, places: NDArray[np.intp]) -> NDArray[np.uint64]:
         """Return entries [B, 4] of `beginnings` for the current steps at places."""
@@ -584,9 +574,8 @@ class PacedSlots:
 
     def _moved(self, together: Together) -> NDArray[np.intp]:
         """Copy steps into new rows [P] of the places."""
-        step, count, rows = together.step, len(self), self.rows
-        new = rows.begin(together.states, count, recorded=not together.inputs)
-        rows.columns["places"][new] = np.arange(count)
+        step, rows = together.step, self.rows
+        new = rows.begin(np.arange(len(self)), together.states, recorded=not together.inputs)
         if "actions" not in rows.columns:
             rows.make_room_for(together.chosen[0])
         columns, acted = rows.columns, slice(len(together.chosen))
