@@ -22,14 +22,14 @@ from juggler.envrunner.environments.accepted_vector import (
     with_leaves,
 )
 from juggler.envrunner.environments.action_masks import ObservedChoices
-from juggler.envrunner.environments.autoreset import autoreset_mode, last_observation
+from juggler.envrunner.environments.autoreset import autoreset_mode
 from juggler.envrunner.sampler import Sampler, refuse_late_mask
 from juggler.runtime.acting.actor import Actor, Contexts
 from juggler.runtime.connectors.connector import ContextConnector
 from juggler.runtime.connectors.leaves import holds_masks
 from juggler.runtime.connectors.pipelines import EnvToModule, ModuleToEnv
 from juggler.runtime.modules.columns import CONNECTOR_STATES
-from juggler.runtime.wire.structures import to_tree, tree_leaves, tree_map, zeros
+from juggler.runtime.wire.structures import take, to_tree, tree_leaves, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
 
@@ -74,23 +74,29 @@ class DeviceSampler(Sampler):
     """
 
     _env: AcceptedVector
-    _columns: _DeviceColumns | None = None
 
     def __init__(self, env: VectorEnv[Any, Any, Any], policy: Actor, steps: int, seed: int) -> None:
-        self._contexts = Contexts(policy.connectors.contexts)
+        assert policy.device is not None
+        self._device, self._contexts = policy.device, Contexts(policy.connectors.contexts)
         super().__init__(env, policy, steps, seed)
+        shape, space = (self._rows, steps), self._connectors.observation_space
+        flags = dict.fromkeys(("terminated", "truncated"), np.zeros(shape, np.bool_))
+        results = {"rewards": np.zeros(shape), **flags}
+        self._results = _DeviceColumns(results, self._device)
+        self._plain_steps = _DeviceColumns(zeros(self._space, shape), self._device)
+        self._kept_steps = self._plain_steps
+        if self._connectors.rewrites:
+            self._kept_steps = _DeviceColumns(zeros(space, shape), self._device)
 
     def reset(self, seed: int) -> None:
         """See `Sampler`."""
         super().reset(seed)
         self._contexts.memory.trees.clear()
 
-    def _step_through(self, seconds: dict[str, float]) -> list[tuple[int, int, Any]]:
-        device, clock = self._policy.device, time.perf_counter
-        assert device is not None
-        self._chosen, self._inputs = [], []
+    def _step_through(self, seconds: dict[str, float]) -> None:
+        device, clock = self._device, time.perf_counter
         observation, self._observation = self._observation, None
-        columns, next_step = self._own_columns(device), self._autoreset is AutoresetMode.NEXT_STEP
+        columns, next_step = self._columns, self._autoreset is AutoresetMode.NEXT_STEP
         over = torch.as_tensor(self._resetting, device=device)  # [N]
         first = torch.as_tensor(self._first, device=device)  # [N]
         infos: list[dict[str, Any]] = []  # T
@@ -110,7 +116,7 @@ class DeviceSampler(Sampler):
             observation, rewards, terminated, truncated, given = self._env.step(sent)
             environment += clock() - between
             inference += between - before
-            kept = columns.keep(
+            kept = self._results.keep(
                 t, {"rewards": rewards, "terminated": terminated, "truncated": truncated}
             )  # [N] each
             done = kept["terminated"] | kept["truncated"]  # [N]
@@ -120,49 +126,46 @@ class DeviceSampler(Sampler):
             infos.append(_kept(given, self._rows))
         # The copies wait until the device has made all steps.
         waiting = clock()
-        self._kept_steps.copy_to(self._observations)
-        columns.copy_to(self._results())
+        self._kept_steps.copy_to(columns.observations)
+        flags = {"terminated": columns.terminated, "truncated": columns.truncated}
+        self._results.copy_to({"rewards": columns.rewards, **flags})
         self._keep_last(observation)
         seconds.update(environment=environment + clock() - waiting, inference=inference)
-        self._firsts = torch.stack(firsts).cpu().numpy()  # [T, N]
         self._first = first.cpu().numpy()
+        columns.states = self._states(torch.stack(firsts).cpu().numpy())
         self._learn(infos)
-        return self._finals_of(infos) if self._autoreset is AutoresetMode.SAME_STEP else []
+        self._keep_all_finals(infos)
+
+    def _keep_all_finals(self, infos: list[dict[str, Any]]) -> None:
+        """Keep the last observations of truncated episodes."""
+        columns = self._columns
+        for t, given in enumerate(infos):
+            cut = columns.truncated[:, t] & ~columns.terminated[:, t]  # [N]
+            if not len(rows := cut.nonzero()[0]):
+                continue
+            # The next step shows them, behind connectors.
+            if self._autoreset is AutoresetMode.NEXT_STEP:
+                seen = columns.seen[t + 1]  # [N, ...]
+                columns.finals += [(row, t, take(seen, np.array(row))) for row in rows.tolist()]
+            else:
+                final = {"final_obs": on_host(given.get("final_obs"))}
+                self._keep_finals(t, rows, None, final)
 
     def _choose_for(self, seen: Tree, t: int, first: Tensor) -> Any:
         """Choose the actions [N, ...] of step t, on the device."""
         policy = self._policy
         # The tensors stay here: nothing may wait for a step's numbers.
         with torch.no_grad():
-            sent, chosen, inputs = policy.act(seen, first=first, keep=t == 0)  # [N, ...]
+            acted = policy.act(seen, first=first, keep=t == 0)  # [N, ...]
         # A row's states are the ones before its first step.
         if t == 0:
-            self._states = policy.states_before()
-        self._chosen.append(chosen)
-        if inputs is not None:
-            self._inputs.append(inputs)
-        return sent
-
-    def _own_columns(self, device: torch.device) -> _DeviceColumns:
-        """Return the columns of results; the first call makes all columns."""
-        if self._columns is None:
-            self._columns = _DeviceColumns(self._results(), device)
-            shape, connectors = (self._rows, self._steps), self._connectors
-            self._plain_steps = _DeviceColumns(zeros(self._space, shape), device)
-            self._kept_steps = self._plain_steps
-            if connectors.rewrites:
-                rewritten = zeros(connectors.observation_space, shape)
-                self._kept_steps = _DeviceColumns(rewritten, device)
-        return self._columns
-
-    def _results(self) -> dict[str, NDArray[Any]]:
-        """Return the columns [N, T] of what the environments' steps return."""
-        flags = {"terminated": self._terminated, "truncated": self._truncated}
-        return {"rewards": self._rewards, **flags}
+            self._columns.states = policy.states_before()
+        self._columns.add(acted)
+        return acted.sent
 
     def _learn(self, infos: list[dict[str, Any]]) -> None:
         """Let connectors and metrics watch the fragment, now on the host."""
-        done = self._terminated | self._truncated  # [N, T]
+        done = self._columns.terminated | self._columns.truncated  # [N, T]
         for t, given in enumerate(_numbers_on_host(infos)):
             if given:
                 self._infos.see(given, t, done[:, t])
@@ -176,27 +179,24 @@ class DeviceSampler(Sampler):
             for t in range(self._steps):
                 self._connectors.watch(tree_map(itemgetter((slice(None), t)), plain))  # [N, ...]
 
-    def _states_of_rows(self, actions: Tree) -> dict[str, Tree]:
-        """See `Sampler`; contexts are only needed on the host."""
-        states: dict[str, Tree] = on_host(self._states)
-        for t in range(self._steps if self._contexts.connectors else 0):
-            step = itemgetter((slice(None), t))  # of [N, T, ...]
-            self._contexts.see(tree_map(step, self._observations), self._firsts[t])
+    def _states(self, firsts: NDArray[np.bool_]) -> dict[str, Tree]:
+        """Return the states before the fragment, with contexts of the host.
+
+        Args:
+            firsts: [T, N] whether a step begins an episode.
+        """
+        columns = self._columns
+        states: dict[str, Tree] = on_host(columns.states)
+        if not self._contexts.connectors:
+            return states
+        actions = on_host(columns.actions())  # [N, T, ...]
+        for t in range(self._steps):
+            self._contexts.see(columns.seen[t], firsts[t])
             if t == 0:
                 states[CONNECTOR_STATES] = self._contexts.states()
-            self._contexts.advance(tree_map(step, actions), self._rewards[:, t])
+            chosen = tree_map(itemgetter((slice(None), t)), actions)  # [N, ...]
+            self._contexts.advance(chosen, columns.rewards[:, t].astype(np.float32))
         return states
-
-    def _finals_of(self, given: list[dict[str, Any]]) -> list[tuple[int, int, Any]]:
-        """Return row, step and last observation [...] of each truncated episode."""
-        finals: list[tuple[int, int, Any]] = []
-        for t, infos in enumerate(given):
-            rows = np.flatnonzero(self._truncated[:, t] & ~self._terminated[:, t]).tolist()
-            if not rows:
-                continue
-            final = {"final_obs": on_host(infos.get("final_obs"))}
-            finals += [(row, t, last_observation(self._space, final, row)) for row in rows]
-        return finals
 
 
 class _DeviceColumns:

@@ -95,7 +95,7 @@ class GymnasiumTurns:
             return self._turn(shown, rewards, first, began, self._none, self._nothing)
         over = done.nonzero()[0]  # [L]
         terminated = np.asarray(terminated)[over]  # [L]
-        last = self._last_observations(shown, infos, over, terminated)  # [L, ...]
+        last = last_observations(self.env, shown, infos, over, terminated)  # [L, ...]
         # In this mode, nothing else resets them.
         if self._autoreset is AutoresetMode.DISABLED:
             shown, _ = self.env.reset(options={"reset_mask": done})
@@ -144,27 +144,6 @@ class GymnasiumTurns:
         )
         return Turn((group,), began, over, returns, lengths, returns[:, None])
 
-    def _last_observations(
-        self,
-        shown: Any,
-        infos: Any,
-        over: NDArray[np.intp],
-        terminated: NDArray[np.bool_],
-    ) -> Tree:
-        """Copy the last observations [L, ...] of ended episodes.
-
-        Under SAME_STEP autoreset, a terminated episode may have no last observation: it is zeros.
-        """
-        if self._autoreset is not AutoresetMode.SAME_STEP:
-            found: Tree = take(to_tree(self._space, shown), over)
-            return found
-        found = zeros(self._space, (len(over),))
-        for k, (row, ends) in enumerate(zip(over.tolist(), terminated.tolist(), strict=True)):
-            last = last_observation(self._space, infos, row, terminated=ends)
-            if last is not None:
-                put(found, k, last)
-        return found
-
     def returns(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return self._returns.copy(), self._returns[:, None].copy()
 
@@ -173,6 +152,35 @@ class GymnasiumTurns:
 
     def close(self) -> None:
         self.env.close()
+
+
+def last_observations(
+    env: VectorEnv[Any, Any, Any],
+    shown: Any,
+    infos: Any,
+    over: NDArray[np.intp],
+    terminated: NDArray[np.bool_] | None = None,
+) -> Tree:
+    """Copy the last observations [L, ...] of ended episodes.
+
+    Under SAME_STEP autoreset, a terminated episode may have no last observation: it is zeros.
+
+    Args:
+        shown: results [N, ...] of the step, in Gymnasium's form.
+        over: [L] their environments.
+        terminated: [L]; None: they were truncated.
+    """
+    space = env.single_observation_space
+    if autoreset_mode(env) is not AutoresetMode.SAME_STEP:
+        found: Tree = take(to_tree(space, shown), over)
+        return found
+    found = zeros(space, (len(over),))
+    for k, row in enumerate(over.tolist()):
+        ends = terminated is not None and bool(terminated[k])
+        last = last_observation(space, infos, row, terminated=ends)
+        if last is not None:
+            put(found, k, last)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 from numpy.typing import NDArray
 
+from juggler.envrunner.together import (
+    EpisodeIds,
+    LogProbabilities,
+    Segments,
+    Together,
+    final_columns,
+    running_episodes,
+    segments_of,
+)
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.episodes.batch import STEP_COLUMNS, EpisodeBatch
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.wire.structures import grown, put, room_for, take, tree_map, zeros
 from juggler.runtime.wire.trees import Tree
 
-_LogProbabilities = Callable[[NDArray[np.float32], Tree], NDArray[np.float32]]
 #: Columns of batches that rows fill; which steps are live shows at the end.
 _FILLED = tuple(name for name in STEP_COLUMNS if name != "live")
 
@@ -81,31 +87,27 @@ class Rows:
         return updates
 
     def begin(
-        self, states: dict[str, Tree], count: int, recorded: bool = False
+        self, places: NDArray[np.intp], states: dict[str, Tree], recorded: bool = False
     ) -> NDArray[np.intp]:
         """Begin new rows [B].
 
         Args:
+            places: of their agents [B].
             states: before their first steps [B, ...].
-            count: B.
             recorded: log-probabilities come with the steps.
         """
-        if self._places.grow(count):
+        if self._places.grow(len(places)):
             self.columns = grown(self.columns, self._places.capacity)
             self._view_by_step()
-        places = np.array(self._places.allocate(count), np.intp)
-        self.put_states(places, states)
-        self.columns["recorded"][places] = recorded
-        for name in ("terminated", "truncated"):
-            self.columns[name][places] = False
-        return places
-
-    def put_states(self, rows: NDArray[np.intp], states: dict[str, Tree]) -> None:
-        """Keep the states [B, ...] before the first steps of rows [B]."""
+        rows = np.array(self._places.allocate(len(places)), np.intp)
         if states and not self.columns["states"]:
             self.columns["states"] = room_for(states, self._places.capacity)
         if states:
             put(self.columns["states"], rows, states)
+        self.columns["places"][rows], self.columns["recorded"][rows] = places, recorded
+        for name in ("terminated", "truncated"):
+            self.columns[name][rows] = False
+        return rows
 
     def begin_episodes(self, at: NDArray[np.intp], beginnings: NDArray[np.uint64]) -> None:
         """Write beginnings [B, 4] of rows or episodes at steps [B]."""
@@ -147,14 +149,13 @@ class Rows:
 
     def move_steps(self, at: NDArray[np.intp], states: dict[str, Tree]) -> NDArray[np.intp]:
         """Begin new rows [B] with other rows' steps, and states."""
-        new = self.begin(states, len(at))
-        self.columns["places"][new] = self.columns["places"][at // self.width]
+        new = self.begin(self.columns["places"][at // self.width], states)
         for column in ("observations", "actions", "inputs"):
             values = take(self.by_step[column], at)
             put(self.by_step[column], new * self.width, values)
         return new
 
-    def batch(self, count: int, log_probabilities: _LogProbabilities) -> EpisodeBatch:
+    def batch(self, count: int, log_probabilities: LogProbabilities) -> EpisodeBatch:
         """Make a batch of the first N complete rows, and free them."""
         taken, self.complete = self.complete[:count], self.complete[count:]
         rows = np.array(taken, np.intp)  # [N]
@@ -189,9 +190,7 @@ class Rows:
             live=live,
             last_observations=last_observations,
             states=kept["states"],
-            final_observations=self._stacked([final[2] for final in finals]),
-            final_rows=np.array([final[0] for final in finals], np.int32),
-            final_steps=np.array([final[1] for final in finals], np.int32),
+            **final_columns(self._space, finals),
             **_segments(kept, live),
         )
 
@@ -210,12 +209,6 @@ class Rows:
             actions,
         )
         self._view_by_step()
-
-    def _stacked(self, observations: Sequence[Tree]) -> Tree:
-        stacked: Tree = zeros(self._space, (len(observations),))  # [K, ...]
-        for k, observation in enumerate(observations):
-            put(stacked, k, observation)
-        return stacked
 
 
 def _flat(column: NDArray[Any]) -> NDArray[Any]:
@@ -255,23 +248,6 @@ def _fill_up(kept: dict[str, Any], live: NDArray[np.bool_], last_observations: T
         kept[name][~live] = 0
 
 
-def segments_of(
-    live: NDArray[np.bool_], done: NDArray[np.bool_]
-) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-    """Find the segments of rows -> rows, first and last steps [S].
-
-    Args:
-        live: [N, T]
-        done: [N, T], the last step of an episode.
-    """
-    first, last = live.copy(), live.copy()  # [N, T] both
-    first[:, 1:] &= done[:, :-1] | ~live[:, :-1]
-    last[:, :-1] &= done[:, :-1] | ~live[:, 1:]
-    starts, ends = first.ravel().nonzero()[0], last.ravel().nonzero()[0]  # [S] both, of all steps
-    rows = starts // live.shape[1]  # [S]
-    return rows, starts - rows * live.shape[1], ends - rows * live.shape[1]
-
-
 def _segments(kept: dict[str, Any], live: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
     """Return the segments of rows, each with the oldest weights that acted.
 
@@ -280,15 +256,8 @@ def _segments(kept: dict[str, Any], live: NDArray[np.bool_]) -> dict[str, NDArra
     """
     rows, starts, ends = segments_of(live, kept["terminated"] | kept["truncated"])  # [S] each
     beginnings = kept["beginnings"][rows, starts]  # [S, 4]
-    return {
-        "segment_episodes": beginnings[:, 0].copy(),
-        "segment_rows": rows.astype(np.int32),
-        "segment_starts": starts.astype(np.int32),
-        "segment_lengths": (ends - starts + 1).astype(np.int32),
-        "segment_offsets": beginnings[:, 1].astype(np.int32),
-        "segment_generations": beginnings[:, 2].copy(),
-        "segment_updates": beginnings[:, 3].copy(),
-    }
+    segments = Segments(rows, starts, ends - starts + 1, *beginnings.T[:2])
+    return segments.columns(beginnings[:, 2:])
 
 
 class SlotAllocator:
@@ -325,20 +294,6 @@ class SlotAllocator:
 _FIRST_PLACES = 64
 
 
-@dataclass(slots=True)
-class _Together:
-    """The rows of places that all act in each turn."""
-
-    # [P] of each place; None: steps are not collected, or rows begin next.
-    rows: NDArray[np.intp] | None = None
-    # The same rows, as a slice if possible.
-    where: Where = field(default_factory=lambda: slice(None))
-    step: int = 0  # complete steps of each row
-    acted: bool = False  # the rewards of actions are due
-    # [P] rows whose states before the first step are not kept yet; None: no row.
-    due: NDArray[np.bool_] | None = None
-
-
 class PacedSlots:
     """Slots of agents, each with a row while its steps are collected.
 
@@ -356,6 +311,9 @@ class PacedSlots:
         ended: return and length of the episodes that ended since the caller emptied the list.
         of: state of each place, as arrays by name.
         newest: [2] generation and update of the weights that act.
+        new_episodes: returns ids, which are unique in this worker.
+        together: current steps of all places, if they act at once since `gather`; else None.
+        blocks: complete steps of all places, older than complete rows.
     """
 
     def __init__(
@@ -375,10 +333,12 @@ class PacedSlots:
         self._row_age = row_age
         self._places = SlotAllocator(capacity)
         policy.grow(capacity)
-        # Unique in this worker.
-        self._next_episode = 0
+        self._space = observation_space
+        # Ids of episodes are unique, whichever way their rows fill.
+        self.new_episodes = EpisodeIds()
         self.newest = np.zeros(2, np.uint64)
-        self._together: _Together | None = None  # all places act in each turn
+        self.together: Together | None = None
+        self.blocks: list[Together] = []
         self._any_stale = False  # an agent's current step may be the first of a row and stale
         self.of: dict[str, NDArray[Any]] = {
             "row": np.full(capacity, -1, np.intp),  # -1: no row
@@ -387,10 +347,7 @@ class PacedSlots:
             # Of the weights that acted last.
             "generation": np.zeros(capacity, np.uint64),
             "update": np.zeros(capacity, np.uint64),
-            "first": np.ones(capacity, np.bool_),  # the next action begins an episode
-            "episode": np.zeros(capacity, np.uint64),
-            "length": np.zeros(capacity, np.int64),
-            "return": np.zeros(capacity, np.float64),
+            **running_episodes(capacity),
         }
         if count:
             self.seat(count)
@@ -407,29 +364,26 @@ class PacedSlots:
             self._policy.grow(self._places.capacity)
         places = self._places.allocate(count)
         self.of["row"][places], self.of["acted"][places] = -1, False
-        self.of["first"][places], self.of["length"][places] = True, 0
-        self.of["return"][places] = 0
+        self._forget_episodes(np.array(places, np.intp))
         return places
 
     def forget(self) -> None:
         """Drop all rows and running episodes."""
-        self.split()
+        self.together = None
+        self._policy.grow(len(self))  # batches may share its arrays
+        self.blocks.clear()
         for row in [*self.of["row"][self.of["row"] >= 0].tolist(), *self.rows.complete]:
             self.rows.release(row)
         self.rows.complete.clear()
         self.ended.clear()
-        self.of["row"][:], self.of["acted"][:], self.of["first"][:] = -1, False, True
-        self.of["length"][:], self.of["return"][:] = 0, 0
+        self.of["row"][:], self.of["acted"][:] = -1, False
+        self._forget_episodes(slice(None))
 
     def pop_ended(self) -> tuple[list[float], list[int]]:
         """Return returns and lengths of episodes that ended since the last call."""
+        self.settle()
         ended, self.ended = self.ended, []
         return [total for total, _ in ended], [length for _, length in ended]
-
-    def new_episodes(self, count: int) -> NDArray[np.intp]:
-        """Return the ids of new episodes."""
-        self._next_episode += count
-        return np.arange(self._next_episode - count, self._next_episode)
 
     # -- results of actions ----------------------------------------------------------------------
 
@@ -488,7 +442,7 @@ class PacedSlots:
         self.ended += zip(of["return"][places].tolist(), of["length"][places].tolist(), strict=True)
         self._forget_episodes(places)
 
-    def _forget_episodes(self, places: NDArray[np.intp]) -> None:
+    def _forget_episodes(self, places: Where) -> None:
         """Start new episodes with the next actions at places [B]."""
         of = self.of
         of["return"][places], of["length"][places], of["first"][places] = 0, 0, True
@@ -556,7 +510,9 @@ class PacedSlots:
         rows = of["row"][places]  # [B]
         new = rows < 0  # [B]
         if np.count_nonzero(new):
-            rows[new] = self.begin_rows(places[new], self._policy.states_before(places[new]))
+            beginning = places[new]
+            rows[new] = self.rows.begin(beginning, self._policy.states_before(beginning))
+            of["row"][beginning], of["step"][beginning] = rows[new], 0
             begun = rows[new] * self.rows.width
             put(self.rows.by_step["observations"], begun, take(observations, new))
             first |= new
@@ -570,99 +526,108 @@ class PacedSlots:
         self.of["episode"][places] = self.new_episodes(len(places))
         self.of["first"][places] = False
 
-    def begin_rows(self, places: NDArray[np.intp], states: dict[str, Tree]) -> NDArray[np.intp]:
-        """Begin rows [B] at places [B], with states [B, ...] before them."""
-        rows = self.rows.begin(states, len(places))
-        self.of["row"][places], self.of["step"][places] = rows, 0
-        self.rows.columns["places"][rows] = places
-        return rows
-
-    def _beginnings(self, places: NDArray[np.intp] | slice) -> NDArray[np.uint64]:
+    def _beginnings(self, places: NDArray[np.intp]) -> NDArray[np.uint64]:
         """Return entries [B, 4] of `beginnings` for the current steps at places."""
         of = self.of
-        beginnings = np.empty((len(of["episode"][places]), 4), np.uint64)
+        beginnings = np.empty((len(places), 4), np.uint64)  # [B, 4]
         beginnings[:, 0], beginnings[:, 1] = of["episode"][places], of["length"][places]
-        if self._together:
-            beginnings[:, 2:] = self.newest
-        else:
-            beginnings[:, 2] = of["generation"][places]
-            beginnings[:, 3] = of["update"][places]
+        beginnings[:, 2], beginnings[:, 3] = of["generation"][places], of["update"][places]
         return beginnings
 
     # -- all places act in each turn ---------------------------------------------------------------
 
-    @property
-    def are_together(self) -> bool:
-        """Whether all places act at once since `gather`."""
-        return self._together is not None
-
     def gather(self) -> bool:
         """Let all places act at once; False: a place has a row."""
-        if self._together is None and not np.count_nonzero(self.of["row"] >= 0):
-            self._together = _Together()
+        if self.together is None and not np.count_nonzero(self.of["row"] >= 0):
+            self._begin_together(None)
             self._policy.grow(len(self))  # memory has only these places
-        return self._together is not None
+        return self.together is not None
+
+    def _begin_together(self, space: Space[Any] | None) -> Together:
+        self.settle()
+        self.together = Together(space, len(self), self._steps)
+        return self.together
+
+    def settle(self) -> None:
+        """Book the episodes of all complete steps of places that act together."""
+        if (together := self.together) is not None:
+            self.ended += zip(*together.book(self.of, self.new_episodes), strict=True)
 
     def split(self) -> None:
         """Let some places act at a time, each with its own row."""
-        together, self._together = self._together, None
+        self.settle()
+        together, self.together = self.together, None
         if together is None:
             return
-        of = self.of
+        of, step = self.of, together.step
         self._policy.grow(len(self))  # arrays are not shared any more
         of["acted"][:] = together.acted
         of["generation"][:], of["update"][:] = self.newest
-        if together.rows is not None:
-            of["row"][:], of["step"][:] = together.rows, together.step
+        # An action whose reward is due may have begun an episode.
+        begun = of["first"].nonzero()[0] if together.acted else np.zeros(0, np.intp)  # [K]
+        self._begin_episodes(begun)
+        if together.chosen:
+            rows = self._moved(together)  # [P]
+            of["row"][:], of["step"][:] = rows, step
+            noted = begun if step else np.arange(len(rows))
+            self.rows.begin_episodes(rows[noted] * self.rows.width + step, self._beginnings(noted))
+
+    def _moved(self, together: Together) -> NDArray[np.intp]:
+        """Copy steps into new rows [P] of the places."""
+        step, rows = together.step, self.rows
+        new = rows.begin(np.arange(len(self)), together.states, recorded=not together.inputs)
+        if "actions" not in rows.columns:
+            rows.make_room_for(together.chosen[0])
+        columns, acted = rows.columns, slice(len(together.chosen))
+        for t, seen in enumerate(together.seen[: step + 1]):
+            put(columns["observations"], (new, t), seen)
+        put(columns["actions"], (new, acted), together.actions())
+        # Without inputs of a distribution, log-probabilities are 0.
+        if together.inputs:
+            columns["inputs"][new, acted] = np.stack(together.inputs, 1)
+        else:
+            columns["action_logp"][new] = 0
+        for name in ("rewards", "terminated", "truncated"):
+            columns[name][new, :step] = getattr(together, name)[:, :step]
+        for place, t, observation in together.finals:
+            rows.ended_with(int(new[place]), t, observation)
+        # `Rows` finds the segments of a batch again, when later steps have joined them.
+        columns["beginnings"][new, 0, 2:] = together.version
+        for segments in together.segments:
+            at = new[segments.rows], segments.starts  # [S] both
+            columns["beginnings"][(*at, 0)] = segments.episodes
+            columns["beginnings"][(*at, 1)] = segments.offsets
+            columns["beginnings"][(*at, slice(2, None))] = together.version
+        return new
 
     def act_together(
-        self,
-        seen: Tree,
-        kept: Tree,
-        collecting: bool,
+        self, seen: Tree, kept: Tree, first: NDArray[np.bool_], collecting: bool
     ) -> Any:
         """Let the policy act at all P places -> the environments' actions.
 
         Args:
             seen: [P, ...] observations of the policy.
             kept: [P, ...] observations in rows.
+            first: [P] whether these actions begin an episode.
             collecting: steps are collected.
         """
-        together, of, policy = self._together, self.of, self._policy
+        together, policy = self.together, self._policy
         assert together is not None
-        first = of["first"]  # [P]
-        begin = np.count_nonzero(first)
-        if begin:
-            first = first.copy()
-            self._begin_episodes(first.nonzero()[0])
-        if not collecting:
-            self._complete_together(together)
-        elif together.rows is None:
-            self._begin_together(together, kept)
-        # `due` gets its states below, because the policy returns them only with the first action.
-        due = together.due
-        acted = policy.act(seen, first=first if policy.remembers else None, keep=policy.remembers)
+        if collecting and together.space is None:
+            together = self._begin_together(self._space)
+        begins = not together.chosen
+        if begins:
+            together.version = self.newest.copy()
+            if together.space is not None:
+                put(together.seen[0], ..., kept)
+        first_if_needed = first if policy.remembers else None
+        # States are only kept before the first step of a row.
+        acted = policy.act(seen, first=first_if_needed, keep=begins)
         together.acted = True
-        if together.rows is not None:
-            where, t, columns = together.where, together.step, self.rows.columns
-            if "actions" not in columns:
-                self.rows.make_room_for(acted.chosen)
-            put(columns["actions"], (where, t), acted.chosen)
-            if acted.inputs is not None:
-                columns["inputs"][where, t] = acted.inputs
-            elif not t:
-                columns["recorded"][where] = True  # with log-probabilities of 0
-                columns["action_logp"][where] = 0
-            # Beginnings of rows and of episodes, for the segments of the batch.
-            if not t:
-                columns["beginnings"][where, 0] = self._beginnings(slice(None))
-            elif begin:
-                at = (together.rows[first], t)
-                columns["beginnings"][at] = self._beginnings(first.nonzero()[0])
-            if due is not None:
-                states = policy.states_before()
-                self.rows.put_states(together.rows[due], take(states, due))
-                together.due = None
+        if together.space is not None:
+            together.add(acted)
+            if begins:
+                together.states = policy.states_before()
         return acted.sent
 
     def add_results_together(
@@ -684,59 +649,45 @@ class PacedSlots:
             truncated: [E]; the rest terminated.
             lasts: [E, ...] last observations of their episodes.
         """
-        together, of = self._together, self.of
+        together = self.together
         assert together is not None
         if self._policy.remembers:
             self._policy.rewarded(rewards)
-        rows, t = together.rows, together.step
-        of["return"] += rewards
-        of["length"] += 1
-        steps = len(rewards)
-        self.counts["steps"] += steps
+        t, collected = together.step, together.space is not None
+        self.counts["steps"] += len(rewards)
         together.acted = False
-        # A round may have no request for this module.
-        if rows is None:
-            self.counts["steps_uncollected"] += steps
-        else:
-            columns, where = self.rows.columns, together.where
-            columns["rewards"][where, t] = rewards
-            put(columns["observations"], (where, t + 1), kept)
+        together.rewards[:, t] = rewards
         if len(ended):
-            of["return"][ended] += last_rewards
-            if rows is not None:
-                at = rows[ended]  # [E]
-                columns["rewards"][at, t] = last_rewards
-                columns["truncated"][at, t], columns["terminated"][at, t] = truncated, ~truncated
-                for k in truncated.nonzero()[0].tolist():
-                    self.rows.ended_with(int(at[k]), t, take(lasts, np.array(k)))
-            self._end_episodes(ended)
-        # After the ends, which still belong to this step.
+            together.rewards[ended, t] = last_rewards
+            together.truncated[ended, t], together.terminated[ended, t] = truncated, ~truncated
+            for k in truncated.nonzero()[0].tolist():
+                together.finals.append((int(ended[k]), t, take(lasts, np.array(k))))
         together.step += 1
+        # A round may have no request for this module.
+        if collected:
+            put(together.seen[t + 1], ..., kept)
+        else:
+            self.counts["steps_uncollected"] += len(rewards)
         if together.step == self._steps:
             self._complete_together(together)
 
-    def _begin_together(self, together: _Together, kept: Tree) -> None:
-        """Begin a row at each place, with its observation."""
-        count = len(self)
-        rows = self.rows.begin({}, count)
-        self.rows.columns["places"][rows] = np.arange(count)
-        together.rows, together.where, together.step = rows, where(rows), 0
-        put(self.rows.columns["observations"], (together.where, 0), kept)
-        if self._policy.remembers:
-            together.due = np.ones(count, np.bool_)
-
-    def _complete_together(self, together: _Together) -> None:
-        """Complete the row of each place."""
-        if together.rows is not None:
-            self.rows.finish(together.rows, np.full(len(together.rows), together.step))
-        together.rows = together.due = None
+    def _complete_together(self, together: Together) -> None:
+        """Complete the row of each place, and begin new ones."""
+        self.settle()
+        if together.space is not None:
+            # Complete rows are older, so these steps come after them.
+            if self.rows.complete or len(together.segments) > 1:
+                self.rows.finish(self._moved(together), np.full(len(self), together.step))
+            else:
+                self.blocks.append(together)
+        self._begin_together(together.space)
 
     # -- rows that are handed in short ------------------------------------------------------------
 
     def use(self, version: Version) -> None:
         """Use newer weights, and hand in outdated rows."""
-        together = self._together
-        if together is not None and together.rows is None and not together.acted:
+        together = self.together
+        if together is not None and not (together.chosen or together.acted):
             self.newest[:] = version  # no row has been begun
             return
         self.split()
@@ -745,6 +696,8 @@ class PacedSlots:
 
     def pause(self, places: NDArray[np.intp]) -> None:
         """Complete observed rows of places [B] whose next step is not collected."""
+        if self.together is not None and self.together.space is not None:
+            self.split()
         held = places[self.of["row"][places] >= 0]
         self.rows.finish(self.of["row"][held], self.of["step"][held])
         self.of["row"][held] = -1
@@ -787,7 +740,11 @@ class PacedSlots:
         rows = self.rows
         # A row may be filled for `row_age` updates, and then wait for as many.
         oldest = int(self.newest[1]) - 2 * self._row_age
-        if oldest <= 0 or not rows.complete:
+        if oldest <= 0:
+            return
+        while self.blocks and self.blocks[0].version[1] < oldest:
+            self.counts["steps_stale"] += self.blocks.pop(0).rewards.size
+        if not rows.complete:
             return
         complete = np.array(rows.complete, np.intp)
         old = complete[rows.first_updates[complete] < oldest]

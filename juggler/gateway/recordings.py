@@ -446,7 +446,8 @@ class LocalInference:
         steps = slice(begin, end)
         states = self._follow(recording, count)
         if of["row"][place] < 0:
-            of["row"][place], of["step"][place] = rows.begin(states, 1, recorded=True)[0], 0
+            (row,) = rows.begin(np.array([place]), states, recorded=True)
+            of["row"][place], of["step"][place] = row, 0
         row, step = int(of["row"][place]), int(of["step"][place])
         # The simulator's policy chose the actions: nothing is drawn here.
         rows.record(

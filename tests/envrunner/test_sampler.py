@@ -31,7 +31,8 @@ from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.evaluation import evaluate
 from juggler.envrunner.failures import EnvironmentFailed
 from juggler.envrunner.finiteness import NonFiniteBatch
-from juggler.envrunner.sampler import Fragment, RunningEpisodes, Sampler
+from juggler.envrunner.sampler import Fragment, Sampler
+from juggler.envrunner.together import EpisodeIds, Segments, Together, running_episodes
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.mergeable_state import Moments
@@ -242,32 +243,39 @@ def test_a_fragment_says_where_its_time_went() -> None:
     assert all(seconds > 0 for seconds in fragment.seconds.values())
 
 
+def booked(
+    running: dict[str, NDArray[Any]], ids: EpisodeIds, rewards, terminated, live
+) -> tuple[Segments, list[float], list[int]]:
+    columns = Together(None, *np.shape(rewards))
+    columns.rewards[:], columns.terminated[:], columns.live[:] = rewards, terminated, live
+    columns.step = columns.live.shape[1]
+    ended = columns.book(running, ids)
+    (segments,) = columns.segments
+    return segments, *ended
+
+
 def test_returns_are_summed_in_double_precision_across_fragments() -> None:
-    running = RunningEpisodes(1)
-    live = np.ones((1, 4), bool)
+    running, ids = running_episodes(1), EpisodeIds()
     large, small = np.float32(2**24), np.float32(1)  # whose float32 sum is the large one
     rewards = np.array([[large, small, small, small]])
-    first, returns, _ = running.advance(rewards, np.zeros((1, 4), bool), live)
+    first, returns, _ = booked(running, ids, rewards, False, True)
     assert len(returns) == 0
     done = np.array([[False, False, False, True]])
-    second, returns, lengths = running.advance(rewards, done, live)
-    assert returns.tolist() == [2**25 + 6]
-    assert lengths.tolist() == [8]
-    assert second["segment_offsets"].tolist() == [4]
-    assert second["segment_episodes"].tolist() == first["segment_episodes"].tolist()
+    second, returns, lengths = booked(running, ids, rewards, done, True)
+    assert returns == [2**25 + 6]
+    assert lengths == [8]
+    assert second.offsets.tolist() == [4]
+    assert second.episodes.tolist() == first.episodes.tolist()
 
 
 def test_a_fragment_of_nothing_but_resets_has_no_segments() -> None:
-    running = RunningEpisodes(2)
-    ended, *_ = running.advance(
-        np.ones((2, 1), np.float32), np.ones((2, 1), bool), np.ones((2, 1), bool)
-    )
-    nothing = np.zeros((2, 1), bool)
-    segments, returns, _ = running.advance(np.zeros((2, 1), np.float32), nothing, nothing)
-    assert len(segments["segment_rows"]) == len(returns) == 0
-    after, *_ = running.advance(np.ones((2, 1), np.float32), nothing, ~nothing)
-    assert not set(after["segment_episodes"]) & set(ended["segment_episodes"])
-    assert after["segment_offsets"].tolist() == [0, 0]
+    running, ids = running_episodes(2), EpisodeIds()
+    ended, *_ = booked(running, ids, np.ones((2, 1)), True, True)
+    segments, returns, _ = booked(running, ids, np.zeros((2, 1)), False, False)
+    assert len(segments.rows) == len(returns) == 0
+    after, *_ = booked(running, ids, np.ones((2, 1)), False, True)
+    assert not set(after.episodes) & set(ended.episodes)
+    assert after.offsets.tolist() == [0, 0]
 
 
 # A reset sampler does the same as a new one.

@@ -87,6 +87,7 @@ class ModuleSlots:
         # [B, ...] observations of the agents that act next, as in batches; and with critics'.
         self._seen: Any = None
         self._kept: Any = None
+        self._first = np.zeros(0, np.bool_)  # [B] of these, whether their episode begins
         self._delta: State = {}
         self._watched: list[NDArray[np.bool_]] = []  # [B] by turn, rows that connectors learn from
         self._turns = 0  # of this round
@@ -151,7 +152,7 @@ class ModuleSlots:
             critic: what the module's critic sees of the environments; None: only what agents see.
         """
         paced, self._turns = self._paced, self._turns + 1
-        together = paced.are_together and turn.acting is self._shown and line_up is None
+        together = paced.together and turn.acting is self._shown and line_up is None
         # Faster without looking up rows, if all slots act in each turn.
         if not together:
             paced.split()
@@ -177,7 +178,7 @@ class ModuleSlots:
             self._seen = kept = seen
             if critic is not None:
                 kept = with_critic(kept, take(critic.now, self._environments(self.acting)))
-            self._kept = kept
+            self._kept, self._first = kept, turn.first[self.where]  # [B, ...], [B]
         if not together:
             self._receive_apart(turn, kept, ended, last_rewards, truncated, lasts)
             return
@@ -232,6 +233,7 @@ class ModuleSlots:
         finite = np.abs(rewards) <= MOST_REWARD  # [B] false with a NaN
         if np.count_nonzero(finite) == len(finite):
             return rewards
+        self._paced.settle()
         at = int(finite.argmin())
         place = int(places[at])
         step, length = (int(self._paced.of[name][place]) for name in ("step", "length"))
@@ -248,7 +250,7 @@ class ModuleSlots:
         if not collected:
             paced.pause(self.acting)
         if len(self.acting) == self.most_rows and paced.gather():
-            return paced.act_together(self._seen, self._kept, collected)
+            return paced.act_together(self._seen, self._kept, self._first, collected)
         return paced.act(self.acting, collected, self._seen, self._kept)
 
     def act_only(self, turn: GroupTurn, explore: bool) -> Any:
@@ -279,22 +281,25 @@ class ModuleSlots:
         ended = paced.pop_ended()
         if self._not_finite is not None:
             return self._not_finite
-        taken = rows.complete[: self.most_rows]
-        if not taken:
+        block = paced.blocks.pop(0) if paced.blocks else None
+        taken = [] if block else rows.complete[: self.most_rows]
+        if not (block or taken):
             return TrainedResult(None, self._version, *ended, stale_steps=stale)
         # Log-probabilities are computed for the whole batch at once.
-        batch = rows.batch(len(taken), self.policy.log_probabilities)
+        logp = self.policy.log_probabilities
+        batch = block.batch(logp) if block else rows.batch(len(taken), logp)
         if self.critic_space is not None:
             batch = apart_from_critic(batch)
         try:
             check_finite(batch)
         except NonFiniteBatch as error:
             # The error names a row of the batch: find its agent.
-            row = taken[error.environment]
-            why = ""
+            place, why = error.environment, ""
+            inputs: Any = block.inputs if block else rows.columns["inputs"].swapaxes(0, 1)
+            if not block:
+                place = int(rows.columns["places"][row := taken[place]])
             if error.column == "action_logp":
-                why = self.policy.why_not_finite(rows.columns["inputs"][row, error.step])
-            place = int(rows.columns["places"][row])
+                why = self.policy.why_not_finite(inputs[error.step][place if block else row])
             at = place, error.step, error.column
             return self._lost(*at, batch.live_steps, why, error.value, error.episode_step)
         delta, self._delta = self._delta, {}
@@ -312,7 +317,7 @@ class ModuleSlots:
 
     def skip(self) -> None:
         """Drop the returns of a round that was not collected."""
-        self._paced.ended.clear()
+        self._paced.pop_ended()
 
     def _environments(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return the environments [B] of places [B]."""
