@@ -243,6 +243,7 @@ def read_run(path: Path, name: str, group: str = "", smooth: int = 1) -> RunCurv
         count = "1 line" if found.broken == 1 else f"{found.broken} lines"
         print(f"left out {count} of {file}: not metrics", file=sys.stderr)
     lines = [flat(line) for line in found.lines]
+    # A key may first appear in a later line.
     columns = {}
     for key in dict.fromkeys(key for line in lines for key in line):
         column = np.array([number(line.get(key)) for line in lines], dtype=np.float64)

@@ -51,6 +51,7 @@ from juggler.driver.run_datasets import is_of_another
 from juggler.driver.workers.module_setups import acting_setup, add_module, env_runner_setup
 from juggler.envrunner.datasets.recorded_envs import RecordedEnvs
 from juggler.envrunner.dm_env_rpc.options import SCHEME
+from juggler.envrunner.environments.accepted_vector import on_host
 from juggler.envrunner.environments.find_environment import VectorEnvironment
 from juggler.envrunner.environments.misfits import misfit
 from juggler.envrunner.environments.vector import make_vector_env
@@ -318,7 +319,7 @@ def _watch(env: Envs, name: str, warn: Report) -> None:
             result = method(*args, **options)
             if isinstance(env, VectorEnv):
                 space = env.single_observation_space
-                check(space, to_tree(space, result[0]), call, "environment {}".format)
+                check(space, to_tree(space, on_host(result[0])), call, "environment {}".format)
             else:
                 check_turn(env, result, call)
             return result

@@ -218,6 +218,7 @@ def _comparable(space: object, flat: Mapping[str, Any]) -> dict[str, str | list[
             "trials are compared at equal lengths: give their length, such as "
             "stop_steps = 50000 or stop_seconds = 30"
         )
+    # Files know neither NumPy's arrays nor ranges.
     plain: dict[str, str | list[Any]] = {}
     for name, value in space.items():
         key = name.strip().replace("-", "_")

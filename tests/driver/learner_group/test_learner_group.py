@@ -350,7 +350,6 @@ def test_what_makes_no_sense_is_refused(group: juggler.LearnerGroup, make_batch:
         ({"main": []}, "'main' needs a list of EpisodeBatch"),
         ({"main": [{}]}, "'main' needs a list of EpisodeBatch"),
         ({"main": make_batch()}, "'main' needs a list of EpisodeBatch"),
-        ({"main": [make_batch(actions=np.zeros((3, 6, *[1] * 18)))]}, "20 dimensions, limit 16"),
     ]:
         with pytest.raises(ValueError, match=message):
             group.update_from_episodes(episodes)  # type: ignore[arg-type]
