@@ -216,12 +216,8 @@ def checkpoint_updates(run_dir: Path) -> tuple[int, ...]:
         names = os.listdir(run_dir / DIRECTORY)
     except OSError:
         return ()
-    return tuple(sorted((int(name) for name in names if is_checkpoint(name)), reverse=True))
-
-
-def is_checkpoint(name: str) -> bool:
-    """Return whether a directory has the name of a run's checkpoint."""
-    return re.fullmatch("[0-9]{9,15}", name) is not None
+    updates = (int(name) for name in names if re.fullmatch("[0-9]{9,15}", name))
+    return tuple(sorted(updates, reverse=True))
 
 
 def _written(run_dir: Path) -> float:
