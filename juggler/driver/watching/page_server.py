@@ -160,6 +160,14 @@ class Curves:
         self._edition = -1  # incremented whenever earlier points change
         self._restart()
 
+    def _restart(self) -> None:
+        # The newest line of metrics, in full; {} before the first one
+        self.newest: dict[str, Any] = {}
+        self._course = MetricsCourse()
+        self._every, self._skipped = 1, 0  # lines per point, and lines since the last point
+        self._keys = dict.fromkeys((STEPS, TIME))
+        self._edition += 1
+
     def read(self) -> None:
         """Read new lines."""
         for text in self._file.new_lines(self._restart):
@@ -213,14 +221,6 @@ class Curves:
             self._every *= 2
             self._edition += 1
         self._edition += course.taken_back > taken_back
-
-    def _restart(self) -> None:
-        # The newest line of metrics, in full; {} before the first one
-        self.newest: dict[str, Any] = {}
-        self._course = MetricsCourse()
-        self._every, self._skipped = 1, 0  # lines per point, and lines since the last point
-        self._keys = dict.fromkeys((STEPS, TIME))
-        self._edition += 1
 
 
 def _point(line: Mapping[str, Any]) -> dict[str, float]:
