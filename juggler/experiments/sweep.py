@@ -218,6 +218,7 @@ def _comparable(space: object, flat: Mapping[str, Any]) -> dict[str, str | list[
             "trials are compared at equal lengths: give their length, such as "
             "--stop-steps 50000 or --stop-seconds 30"
         )
+    # Names of options are taken for keys, too.
     plain: dict[str, str | list[Any]] = {}
     for name, value in space.items():
         key = name.strip().replace("-", "_")
