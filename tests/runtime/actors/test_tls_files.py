@@ -55,7 +55,6 @@ def test_what_is_there_is_not_overwritten(
     [
         (["--host", "gpu1:5005"], "'gpu1:5005' is not a host"),
         (["--host", "bücher.de"], "is not a host"),
-        (["--days", "9"], "--days: certificates are valid for a year"),
     ],
 )
 def test_wrong_options_of_certs_are_named(
