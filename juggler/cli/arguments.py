@@ -466,13 +466,13 @@ def command(
     return run
 
 
-_PIPE_COLUMNS: Final = 300  # without a terminal, nothing is cut off
+PIPE_COLUMNS: Final = 300  # without a terminal, nothing is cut off
 
 
 def make_console() -> Console:
     """Make a console for tables."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_COLUMNS)
 
 
 def make_table(words: Sequence[str], numbers: Sequence[str] = (), *last: str) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
-from juggler.cli.arguments import Flag, command, make_console, make_table
+from juggler.cli.arguments import PIPE_COLUMNS, Flag, command, make_console, make_table
 from juggler.cli.evaluate import EvaluationProgress
 from juggler.cli.plot import STYLES, read_run, save_figure
 from juggler.driver.agent_tables import LEAGUE, league_of, module_of
@@ -62,7 +61,7 @@ def win_rate_lines(
     players: Sequence[Player],
     payoffs: Payoffs,
     rows: Sequence[Player] | None = None,
-    columns: float = math.inf,
+    columns: int = PIPE_COLUMNS,
 ) -> list[str]:
     """Tabulate win rates of some or all learning players, in percent."""
     frozen = [player for player in players if not player.learning]
@@ -97,26 +96,19 @@ def _win_rate(payoffs: Payoffs, player: str, other: str) -> str:
     return f"{unsure}{points / played:.0%}±{50 * (high - low):.0f}"
 
 
-def _in_parts(table: Sequence[Sequence[str]], columns: float) -> list[str]:
+def _in_parts(table: Sequence[Sequence[str]], columns: int) -> list[str]:
     """Break a table into parts that fit, each with the first column."""
     first, *others = (max(map(len, cells)) for cells in zip(*table, strict=True))
-    parts: list[list[int]] = [[]]
-    width = first
-    for number, cell in enumerate(others, 1):
-        width += 2 + cell
-        if width > columns and parts[-1]:
-            parts.append([])
-            width = first + 2 + cell
-        parts[-1].append(number)
-    # The first column says whose rows these are, so each part repeats it.
-    lines = [
-        [
-            "  ".join([f"{row[0]:<{first}}", *(f"{row[n]:>{others[n - 1]}}" for n in part)])
-            for row in table
-        ]
-        for part in parts
-    ]
-    return [line for part in lines for line in (*part, "")][:-1]
+    width = max(others)
+    most = max(1, (columns - first) // (2 + width))  # columns of a part
+    lines = []
+    for begin in range(1, len(others) + 1, most):
+        # The first column says whose rows these are, so each part repeats it.
+        for row in table:
+            cells = (f"{cell:>{width}}" for cell in row[begin : begin + most])
+            lines.append("  ".join([f"{row[0]:<{first}}", *cells]))
+        lines.append("")
+    return lines[:-1]
 
 
 def kind_lines(payoffs: Payoffs) -> list[str]:

@@ -87,16 +87,12 @@ def _must_be_a_name(name: str) -> None:
             f"{name!r} cannot be the name of a package: use letters, digits and underscores, "
             f"such as {clean if clean.isidentifier() and not keyword.iskeyword(clean) else _NAME!r}"
         )
-    if name in sys.stdlib_module_names or _is_installed(name):
+    # Otherwise Python would find the other package first.
+    spec = importlib.util.find_spec(name)
+    if name in sys.stdlib_module_names or (spec is not None and spec.origin is not None):
         raise ConfigError(f"{name!r} is the name of another package: choose another one")
     if name in _OTHERS:
         raise ConfigError(f"{name!r} is the directory of the project's {name}: choose another name")
-
-
-def _is_installed(name: str) -> bool:
-    """Return whether Python would find another package first."""
-    spec = importlib.util.find_spec(name)
-    return spec is not None and spec.origin is not None
 
 
 run = command("new", Arguments, _write)

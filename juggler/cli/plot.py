@@ -242,6 +242,7 @@ def read_run(path: Path, name: str, group: str = "", smooth: int = 1) -> RunCurv
     if found.broken:
         count = "1 line" if found.broken == 1 else f"{found.broken} lines"
         print(f"left out {count} of {file}: not metrics", file=sys.stderr)
+    # Steps and evaluations stay as they are: a mean of them would mean nothing.
     lines = [flat(line) for line in found.lines]
     # A key may first appear in a later line.
     columns = {}

@@ -61,12 +61,11 @@ def _scale(given: Arguments) -> int:
         raise LaunchError(
             "`juggler train` keeps its evaluators: --evaluators is for `juggler launch`"
         )
-    before = _ask(run_dir, address, given.env_runners or 0, given.learners or 0)
-    for number, so_far, what in zip(
-        (given.env_runners, given.learners), before, ("EnvRunners", "learners"), strict=True
-    ):
-        if number is not None:
-            print(f"{what}: {number} instead of {so_far}")
+    runners, learners = _ask(run_dir, address, given.env_runners or 0, given.learners or 0)
+    if given.env_runners is not None:
+        print(f"EnvRunners: {given.env_runners} instead of {runners}")
+    if given.learners is not None:
+        print(f"learners: {given.learners} instead of {learners}")
     return 0
 
 

@@ -92,7 +92,7 @@ def _tune(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--seconds must be at least {_MIN_SECONDS:g}, not {given.seconds}")
     # Given keys are written even if they have their defaults' values.
     keys = in_file | keys_given(arguments)
-    # Made now, so that a path that cannot be written costs no search.
+    # A measurement that fails leaves no file.
     with ExitStack() as undo:
         if given.write is not None:
             undo.callback(_new_file(given.write).unlink)

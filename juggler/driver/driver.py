@@ -382,6 +382,7 @@ class Driver:
             self._bound += self._hub.start(addresses, insecure=bool(listen and listen.insecure))
             self._monitoring.start()
         except BaseException:
+            self._monitoring.close()
             self._hub.close()
             self._local.close(grace=0.0)
             raise

@@ -84,23 +84,21 @@ class MonitoringServices:
         Raises:
             EndpointError: one of the addresses cannot be bound.
         """
-        with ExitStack() as opened:
-            if self._options.metrics_bind:
-                # Imported here because it imports prometheus_client.
-                from juggler.driver.reporting.prometheus import serve_metrics
+        if self._options.metrics_bind:
+            # Imported here because it imports prometheus_client.
+            from juggler.driver.reporting.prometheus import serve_metrics
 
-                served = serve_metrics(
-                    self._options.metrics_bind,
-                    lambda: plain_status(self.question().result(ANSWER_SECONDS)),
-                    token=self._options.token,
-                    tls=self._options.tls,
-                    insecure=self._options.insecure,
-                )
-                opened.enter_context(served)
-            if self._options.health_bind:
-                self._health_beside.serve(self._options.health_bind)
-                opened.callback(self._health_beside.close)
-            self._open = opened.pop_all()
+            served = serve_metrics(
+                self._options.metrics_bind,
+                lambda: plain_status(self.question().result(ANSWER_SECONDS)),
+                token=self._options.token,
+                tls=self._options.tls,
+                insecure=self._options.insecure,
+            )
+            self._open.enter_context(served)
+        if self._options.health_bind:
+            self._health_beside.serve(self._options.health_bind)
+            self._open.callback(self._health_beside.close)
 
     def ready(self, is_ready: bool) -> None:
         """Set whether health probes report that the driver accepts workers."""

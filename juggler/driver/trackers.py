@@ -355,7 +355,7 @@ class Tracking(Callback):
         self._thread.start()
 
     def on_metrics(self, run: Run, metrics: MetricsLine) -> None:
-        numbers = _numbers(metrics)
+        numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
         steps = int(metrics["env_steps_sampled"])
         try:
             self._jobs.put_nowait(lambda name: self._trackers[name].metrics(numbers, steps))
@@ -448,8 +448,3 @@ class Tracking(Callback):
             if (text := self._problems.get()) not in self._reported:
                 self._reported.add(text)
                 run.message(text, "warning")
-
-
-def _numbers(metrics: MetricsLine) -> dict[str, float]:
-    """Return the finite numbers of a line of metrics."""
-    return {key: value for key, value in metrics.items() if isinstance(value, int | float)}

@@ -157,8 +157,8 @@ class Runs(ABC):
         self._jobs = jobs or max(1, int(usable_cores() // workers))
         kind = config.driver.progress
         is_live = kind == "live" or (kind == "auto" and is_capable(sys.stdout))
-        self._off = kind == "off"
-        self._console = Console(highlight=False, width=None if is_live else _WIDTH)
+        width = None if is_live else _WIDTH
+        self._console = Console(highlight=False, width=width, quiet=kind == "off")
         self._live = (
             Live(console=self._console, auto_refresh=False, transient=True) if is_live else None
         )
@@ -193,8 +193,7 @@ class Runs(ABC):
 
     def show(self, shown: RenderableType) -> None:
         """Show text or a table, above the runs at work."""
-        if not self._off:
-            self._console.print(shown, soft_wrap=isinstance(shown, Text))
+        self._console.print(shown, soft_wrap=isinstance(shown, Text))
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -218,7 +218,7 @@ def _comparable(space: object, flat: Mapping[str, Any]) -> dict[str, str | list[
             "trials are compared at equal lengths: give their length, such as "
             "stop_steps = 50000 or stop_seconds = 30"
         )
-    # Files know neither NumPy's arrays nor ranges.
+    # Names of options are taken for keys, too.
     plain: dict[str, str | list[Any]] = {}
     for name, value in space.items():
         key = name.strip().replace("-", "_")
@@ -376,25 +376,21 @@ class Sweep(Runs):
 
         self._trials.mkdir(exist_ok=True)
         self._study = _open_study(self.directory / "study.db", self._plan)
-        trials = self._study.get_trials(deepcopy=False)
-        self._next_run = max((each.user_attrs.get(_RUN, -1) for each in trials), default=-1) + 1
-        for trial in trials:
+        for trial in self._study.get_trials(deepcopy=False):
             if trial.state == TrialState.RUNNING:
                 self._study.tell(trial.number, state=TrialState.FAIL)
                 if _RUN in trial.user_attrs:  # otherwise it had no run yet
                     attributes = {_RUN: trial.user_attrs[_RUN]}
                     self._study.enqueue_trial(trial.params, user_attrs=attributes)
-        before = self._over()
-        self._begun = len(before)
-        self._one_was_good = any(each.state != TrialState.FAIL for each in before)
 
     def next(self) -> RunProcess | None:
-        if self._begun >= self._plan.trials or self._hopeless:
+        over = len(self._over())
+        if over + len(self._at_work) >= self._plan.trials or self._hopeless:
             return None
-        self._begun += 1
         trial, values = self._asked()
-        number = int(trial.user_attrs.get(_RUN, self._next_run))
-        self._next_run = max(self._next_run, number + 1)
+        known = self._study.get_trials(deepcopy=False)
+        free = max((each.user_attrs.get(_RUN, -1) for each in known), default=-1) + 1
+        number = int(trial.user_attrs.get(_RUN, free))
         trial.set_user_attr(_RUN, number)
         config = self._trials / f"{number:03}.toml"
         config.write_bytes(to_toml(placed(self._plan.run, values)))
@@ -458,7 +454,6 @@ class Sweep(Runs):
         self._study.tell(known.trial, value if state == TrialState.COMPLETE else None, state)
         if failed := state == TrialState.FAIL:
             self._failures.append(why)
-        self._one_was_good |= not failed
         measured = "" if value is None else f"{metric} {number(value)}"
         parts = f"trial {known.number:>3}", measured, _words(known.trial.params), why
         self.report("  ".join(filter(None, parts)), "red" if failed else "")
@@ -489,7 +484,9 @@ class Sweep(Runs):
 
     @property
     def _hopeless(self) -> bool:
-        return len(self._failures) >= _MOST_FAILED and not self._one_was_good
+        """Whether all trials have failed, several of them in this process."""
+        is_bad = all(each.user_attrs[_ENDED].startswith("failed") for each in self._over())
+        return is_bad and len(self._failures) >= _MOST_FAILED
 
     def _over(self) -> list[FrozenTrial]:
         """Return ended trials, the best first, incomplete ones in order."""

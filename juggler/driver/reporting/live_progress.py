@@ -132,9 +132,10 @@ class LiveProgress(Progress):
         goals = {EPISODE: None if named else stop_return, **dict(list(named.items())[:_MOST_GOALS])}
         steps, returns = line.get("env_steps_trained", 0), _returns(line)
         speed = f"{quantity(line.get('steps_per_second', 0.0))} steps/s"
+        most = "" if stop_steps is None else quantity(stop_steps)
         rows = [
             *(self._return_row(name, returns.get(name), goal) for name, goal in goals.items()),
-            ("steps", quantity(steps), _bar(0, steps, stop_steps), _shown(stop_steps), speed),
+            ("steps", quantity(steps), _bar(0, steps, stop_steps), most, speed),
         ]
         if (seconds := config.get("stop_seconds")) is not None:
             passed = self._trained_for()
@@ -232,10 +233,6 @@ def _bar(first: float | None, now: float | None, goal: float | None) -> Renderab
 def _returns(line: Mapping[str, Any]) -> dict[str, float | None]:
     """Return mean returns of episodes, modules and agents by name."""
     return {EPISODE: line.get("episode_return_mean"), **(line.get("stop_returns") or {})}
-
-
-def _shown(count: float | None) -> str:
-    return "" if count is None else quantity(count)
 
 
 def _seconds(elapsed: float) -> str:

@@ -77,7 +77,7 @@ class RunReader:
         self._metrics = LineFile(run_dir / METRICS_FILE)
         self._decode = msgspec.json.Decoder(_Line).decode
         self._last: _Line | None = None
-        self._best: float | None = None
+        self._best = -math.inf
         self._seen: tuple[tuple[int, int], ...] = ()
         self._overview: Overview | None = None
 
@@ -128,7 +128,12 @@ class RunReader:
         """Read new lines, and return a problem or ""."""
         try:
             for text in self._metrics.new_lines(self._restart):
-                self._take(text)
+                with suppress(msgspec.MsgspecError, RecursionError):
+                    self._last = line = self._decode(text)
+                    mean = line.episode_return_mean
+                    # The first episodes that end are short, and their returns mean little.
+                    if mean is not None and line.episodes >= RETURN_WINDOW:
+                        self._best = max(mean, self._best)
         except FileNotFoundError:
             return f"there is no {METRICS_FILE}"
         except OSError as error:
@@ -136,19 +141,7 @@ class RunReader:
         return ""
 
     def _restart(self) -> None:
-        self._last, self._best = None, None
-
-    def _take(self, text: bytes) -> None:
-        try:
-            self._last = self._decode(text)
-        except (msgspec.MsgspecError, RecursionError):
-            return
-        mean = self._last.episode_return_mean
-        # The first episodes that end are short, and their returns mean little.
-        if mean is None or self._last.episodes < RETURN_WINDOW:
-            return
-        if self._best is None or mean > self._best:
-            self._best = mean
+        self._last, self._best = None, -math.inf
 
 
 def find_runs(directories: list[Path]) -> list[Path]:
@@ -216,12 +209,8 @@ def checkpoint_updates(run_dir: Path) -> tuple[int, ...]:
         names = os.listdir(run_dir / DIRECTORY)
     except OSError:
         return ()
-    return tuple(sorted((int(name) for name in names if is_checkpoint(name)), reverse=True))
-
-
-def is_checkpoint(name: str) -> bool:
-    """Return whether a directory has the name of a run's checkpoint."""
-    return re.fullmatch("[0-9]{9,15}", name) is not None
+    updates = (int(name) for name in names if re.fullmatch("[0-9]{9,15}", name))
+    return tuple(sorted(updates, reverse=True))
 
 
 def _written(run_dir: Path) -> float:

@@ -156,14 +156,17 @@ class Curves:
     """The curves of one run, read from its metrics file."""
 
     def __init__(self, run_dir: Path) -> None:
+        self._file = LineFile(run_dir / METRICS_FILE)
+        self._edition = -1  # incremented whenever earlier points change
+        self._restart()
+
+    def _restart(self) -> None:
         # The newest line of metrics, in full; {} before the first one
         self.newest: dict[str, Any] = {}
-        self._file = LineFile(run_dir / METRICS_FILE)
         self._course = MetricsCourse()
         self._every, self._skipped = 1, 0  # lines per point, and lines since the last point
-        # Incremented whenever earlier points change.
-        self._edition = 0
         self._keys = dict.fromkeys((STEPS, TIME))
+        self._edition += 1
 
     def read(self) -> None:
         """Read new lines."""
@@ -218,11 +221,6 @@ class Curves:
             self._every *= 2
             self._edition += 1
         self._edition += course.taken_back > taken_back
-
-    def _restart(self) -> None:
-        self.newest = {}
-        self._course, self._every, self._skipped = MetricsCourse(), 1, 0
-        self._keys, self._edition = dict.fromkeys((STEPS, TIME)), self._edition + 1
 
 
 def _point(line: Mapping[str, Any]) -> dict[str, float]:
