@@ -224,8 +224,9 @@ def _metrics(line: Mapping[str, Any]) -> dict[str, str]:
     dropped = dict(sorted(line["env_steps_dropped"].items()))
     lost = line["env_steps_lost_unreported"]
     generation, update = line["weights_version"]
+    episodes = f"{line['episodes']:,} episodes"
     return {
-        "return": plain(f"{mean_return(line)} over the last 100 of {line['episodes']:,} episodes"),
+        "return": plain(f"{mean_return(line, most=None)} over the last 100 of {episodes}"),
         **_league(line),
         # The steps balance: what was sampled is the sum of what follows it.
         "steps": f"{quantity(line['env_steps_sampled'])} sampled = "

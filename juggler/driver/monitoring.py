@@ -140,6 +140,10 @@ class MonitoringServices:
         async for content in requests:
             wanted.MergeFromString(content)
             break
+        if not 1 <= max(wanted.env_runners, wanted.learners) <= MOST_WORKERS:
+            numbers = f"{wanted.env_runners} EnvRunners and {wanted.learners} learners"
+            reason = f"{numbers}: must be from 1 to {MOST_WORKERS}, or 0 to keep it"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
         # Only the driver's loop knows which numbers its workers allow.
         try:
             asked = ScaleAsked(wanted.env_runners, wanted.learners, Future())

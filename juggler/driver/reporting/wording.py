@@ -54,17 +54,20 @@ def algorithms(config: Mapping[str, Any]) -> str:
     return f"{config.get('algorithm')}{_in_brackets(', '.join(own))}"
 
 
-def each_return(line: Mapping[str, Any]) -> str:
+def each_return(line: Mapping[str, Any], most: int | None = _SHOWN) -> str:
     """Describe the mean return of each module, or else each agent.
 
     The names in `stop_return` come first. "" with one agent.
+
+    Args:
+        most: number of names to show; None: all.
     """
     of_each = line.get("by_module") or line.get("by_agent") or {}
     returns = {name: each["episode_return_mean"] for name, each in of_each.items()}
     goals = line.get("stop_returns") or {}
     words = [named_returns({name: mean}) for name, mean in {**goals, **returns}.items()]
-    more = len(words) - _SHOWN
-    return ", ".join(words[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(words[most:]) if most else 0
+    return ", ".join(words[:most]) + (f" and {more} more" if more else "")
 
 
 def named_returns(values: Mapping[str, float | None]) -> str:
@@ -83,11 +86,11 @@ def _returns(value: float | Mapping[str, float], words: Callable[[float], str]) 
     return all_of(f"{name} {words(each)}".lstrip() for name, each in by_name.items())
 
 
-def mean_return(line: Mapping[str, Any], width: int = 0) -> str:
+def mean_return(line: Mapping[str, Any], width: int = 0, most: int | None = _SHOWN) -> str:
     """Describe mean returns of the last episodes, and their age."""
     old = f"{age(line)} old" if age(line) else ""
     shown = f"{number(line.get('episode_return_mean')):>{width}}"
-    return f"{shown}{_in_brackets(each_return(line))}{_in_brackets(old)}"
+    return f"{shown}{_in_brackets(each_return(line, most))}{_in_brackets(old)}"
 
 
 def missing_steps(line: Mapping[str, Any]) -> str:
