@@ -23,6 +23,7 @@ from juggler.driver.reporting.progress import (
     PlainProgress,
     make_progress,
 )
+from juggler.driver.reporting.wording import mean_return
 
 CONFIG = {
     "env": "CartPole-v1",
@@ -160,6 +161,15 @@ def test_a_run_of_several_modules_shows_the_algorithm_and_the_return_of_each() -
     with live_display(120) as (live, _):
         live.update(metrics_line(by_module=by_module))
         assert "hunter 0.65, prey -0.65 · 1,200 updates" in panel(live, 120)
+
+
+def test_lines_name_some_of_many_agents_and_the_status_all_of_them() -> None:
+    agents = {f"agent-{n}": {"episode_return_mean": float(n)} for n in range(6)}
+    line = metrics_line(by_agent=agents)
+    assert "agent-3 3.0" in mean_return(line)
+    assert "and 2 more" in mean_return(line)
+    assert "agent-5 5.0" in mean_return(line, most=None)
+    assert "more" not in mean_return(line, most=None)
 
 
 @pytest.mark.parametrize(
