@@ -155,9 +155,10 @@ class DriverConfig(CheckedKeys):
         for key in _AT_LEAST_1:
             self.check_at_least(key, 1)
         for key in ("evaluation_seconds", "evaluation_video", "metrics_steps", "seed"):
-            self.check_at_least(key, 0)
+            self.check_at_least(key, 0, or_inf=True)
+        # Infinite: never.
         for key in ("checkpoint_seconds", "worker_timeout_seconds", "hang_seconds", "stop_seconds"):
-            self.check_above(key, 0)
+            self.check_above(key, 0, or_inf=True)
         with wrong_where("devices"):
             self.device_names()
         for name in self.track:

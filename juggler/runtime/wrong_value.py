@@ -10,8 +10,20 @@ from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from functools import partial
 from itertools import pairwise
+from numbers import Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Final, Literal, Protocol, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    Protocol,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 
 import msgspec
 
@@ -115,7 +127,7 @@ class WrongValue(ValueError):
 class CheckedKeys:
     """Checks of single keys, for `validate` of derived classes.
 
-    Each raises a WrongValue. A key that is None is right.
+    Each raises a WrongValue. A key may be None if its type says so.
 
     Attributes:
         table: name of the table that has the keys; "": none.
@@ -128,13 +140,13 @@ class CheckedKeys:
         if (value := getattr(self, key)) not in choices:
             raise self._wrong(key, f"{value!r} is not known{nearest(value, choices)}")
 
-    def check_above(self, key: str, limit: float) -> None:
-        """Check that a key is a finite number above a limit."""
-        self._check(key, f"above {limit}", lambda value: value > limit)
+    def check_above(self, key: str, limit: float, *, or_inf: bool = False) -> None:
+        """Check that a key is a number above a limit; with `or_inf`, it may be infinite."""
+        self._check(key, f"above {limit}", lambda value: value > limit, or_inf)
 
-    def check_at_least(self, key: str, limit: float) -> None:
-        """Check that a key is a finite number, at least the limit."""
-        self._check(key, f"at least {limit}", lambda value: value >= limit)
+    def check_at_least(self, key: str, limit: float, *, or_inf: bool = False) -> None:
+        """Check that a key is at least the limit; with `or_inf`, it may be infinite."""
+        self._check(key, f"at least {limit}", lambda value: value >= limit, or_inf)
 
     def check_within(
         self, key: str, value: float, low: float, high: float, *, below: bool = False
@@ -144,10 +156,21 @@ class CheckedKeys:
             allowed = f"at least {low} and {'below' if below else 'at most'} {high}"
             raise self._wrong(key, f"{getattr(self, key)}: must be {allowed}")
 
-    def _check(self, key: str, rule: str, holds: Callable[[float], bool]) -> None:
+    def check_finite(self, key: str) -> None:
+        """Check that a key is a finite number."""
+        self._check(key, "a number", math.isfinite)
+
+    def _check(
+        self, key: str, rule: str, holds: Callable[[float], bool], or_inf: bool = False
+    ) -> None:
         value = getattr(self, key)
-        if value is not None and not (holds(value) and value < math.inf):
-            also = "" if math.isfinite(value) else " and finite"
+        # Annotations are texts here, and scripts may set any value.
+        types = {each.name: str(each.type) for each in fields(cast("Any", self))}
+        if value is None and "None" in types[key]:
+            return
+        is_number = isinstance(value, Real)
+        if not (is_number and holds(value) and (or_inf or value < math.inf)):
+            also = " and finite" if is_number and not (or_inf or math.isfinite(value)) else ""
             raise self._wrong(key, f"{value}: must be {rule}{also}")
 
     def _wrong(self, key: str, what: str) -> WrongValue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from dataclasses import fields
@@ -34,10 +35,12 @@ from juggler.driver.config_files import (
 from juggler.driver.defaults import settled, with_models
 from juggler.driver.reporting.run_directory import to_toml
 from juggler.driver.script_classes import give_names
+from juggler.learner.algorithms.ppo import PpoConfig
 from juggler.learner.algorithms.registry import ALGORITHMS
 from juggler.runtime.connectors.config import ConnectorsConfig
 from juggler.runtime.connectors.pipelines import build_module_to_env
 from juggler.runtime.wire.spaces import space_to_message
+from juggler.runtime.wrong_value import WrongValue
 
 
 def _told(values: dict[str, Any]) -> list[str]:
@@ -137,6 +140,20 @@ _FLOATS = [
     *(key for key, value in RunConfig().flat().items() if isinstance(value, float)),
     *("stop_seconds", "stop_return"),
 ]
+
+
+@pytest.mark.parametrize(
+    "key", ["checkpoint_seconds", "evaluation_seconds", "hang_seconds", "worker_timeout_seconds"]
+)
+def test_an_infinite_time_stands_for_never(key: str) -> None:
+    assert getattr(RunConfig.from_flat({key: math.inf}).driver, key) == math.inf
+
+
+@pytest.mark.parametrize("key", ["epochs", "clip", "reward_scale", "optimizer_epsilon"])
+def test_none_is_refused_for_a_key_that_cannot_be_none(key: str) -> None:
+    with raises_key(WrongValue, key):
+        PpoConfig(**{key: None}).validate()
+    PpoConfig(grad_clip=None, value_clip=None, target_kl=None).validate()
 
 
 @pytest.mark.parametrize("key", _FLOATS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -94,7 +93,7 @@ class ModelConfig(CheckedKeys):
                 f"model.hidden_sizes = {config.hidden_sizes}: must be positive, such as [128]"
             )
         config.check_at_least("recurrent_size", 1)
-        config.check_above("memory_bias", -math.inf)
+        config.check_finite("memory_bias")
         if not isinstance(config.critic_space, Space | None):
             raise ValueError("model has no key 'critic_space': the run's key critic_sees fills it")
         # Combinations that no network can have.
@@ -145,7 +144,7 @@ class QNetworkConfig(ModelConfig):
         if config.atoms == 1:
             raise ValueError("model.atoms = 1: must be 0, or at least 2, such as 51")
         for key in ("v_min", "v_max"):
-            config.check_above(key, -math.inf)
+            config.check_finite(key)
         if config.v_min >= config.v_max:
             raise ValueError(f"model.v_min must be below v_max = {config.v_max}")
         return config

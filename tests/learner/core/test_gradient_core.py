@@ -72,6 +72,8 @@ def test_a_core_refuses_the_config_of_another_algorithm() -> None:
             Impala(MODULE, config)  # type: ignore[arg-type]
     Impala(MODULE, juggler.AppoConfig())  # derived from ImpalaConfig
     SquaredValues(MODULE, PpoConfig())
+    with_any = type("WithAny", (Impala,), {"__annotations__": {"config": Any}})
+    with_any(MODULE, juggler.ImpalaConfig())
 
 
 @pytest.mark.parametrize("given", [juggler.Impala, MODULE, MODULE()])
