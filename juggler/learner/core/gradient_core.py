@@ -120,7 +120,8 @@ class GradientCore(LearnerCore[TrainState], ABC):
         # Types that only a type checker imports cannot be checked.
         with suppress(NameError):
             needed = get_type_hints(type(self)).get("config", LearnerConfig)
-            if isinstance(needed, type) and not isinstance(config, needed):
+            is_class = isinstance(needed, type) and needed is not Any
+            if is_class and not isinstance(config, needed):
                 raise TypeError(
                     f"{type(self).__name__}: config is of type {type(config).__name__}; give it "
                     f"one of type {needed.__name__}, with the keys that its loss reads"
