@@ -23,6 +23,7 @@ import grpc.aio
 import numpy as np
 import psutil
 from commands import machine, table
+from google.protobuf.internal.encoder import _VarintBytes  # protobuf writes messages whole
 from gymnasium import spaces
 
 from juggler.client.space_values import Values
@@ -31,7 +32,6 @@ from juggler.gateway.gateway_server import GatewayServer
 from juggler.gateway.module_player import ModulePlayer
 from juggler.gateway.session_manager import GatewaySettings
 from juggler.gateway.sessions import AgentInterface
-from juggler.gateway.step_batches import write_varint
 from juggler.gateway.transport import Transport
 from juggler.runtime.acting.actor import Actor
 from juggler.runtime.connectors.config import ConnectorsConfig
@@ -155,9 +155,9 @@ class Simulators:
             self.calls.append(call)
 
     async def step(self, at: int, seq: int) -> None:
-        batch = b"\x08" + write_varint(seq) + b"\x12" + write_varint(len(self._rows)) + self._rows
+        batch = b"\x08" + _VarintBytes(seq) + b"\x12" + _VarintBytes(len(self._rows)) + self._rows
         call = self.calls[at]
-        await call.write(b"\x12" + write_varint(len(batch)) + batch)
+        await call.write(b"\x12" + _VarintBytes(len(batch)) + batch)
         answer = await call.read()
         if seq == 1 and self._greet:
             assert pb.ToSimulator.FromString(answer).HasField("actions"), answer
