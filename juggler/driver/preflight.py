@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -24,7 +26,7 @@ from juggler.driver.driver_config import config_errors
 from juggler.envrunner.config import words_of
 from juggler.envrunner.environments.find_environment import check_name
 from juggler.runtime.actors.command_processes import must_be_executable
-from juggler.runtime.actors.processes import WorkerProgram
+from juggler.runtime.actors.processes import WorkerProgram, forkserver_pid
 from juggler.runtime.actors.resources import seconds_used
 from juggler.runtime.actors.supervisor import how_it_ended
 from juggler.runtime.checkpoints.checkpoint import REPLAY, Checkpoint
@@ -166,14 +168,36 @@ def rehearse(
     with received, stack:
         with sender, writes:
             rehearsal = Rehearsal(cloudpickle.dumps(trial), own_code, sender, writes)
-            report("importing torch")  # which the forkserver does before it starts processes
-            process = WorkerProgram("juggler.driver.rehearsal:main", rehearsal).start("rehearsal")
+            process = _started(rehearsal, trial.config.driver, report)
         try:
             return _outcome(process, received, stack, trial.config.driver, report, warn)
         finally:
             process.kill()
             process.join()
             WorkerProgram.ended(process)
+
+
+def _started(
+    rehearsal: Rehearsal, driver: DriverConfig, report: Callable[[str], None]
+) -> ForkServerProcess:
+    """Start the process, which waits until the forkserver has imported torch."""
+    started: Future[ForkServerProcess] = Future()
+    program = WorkerProgram("juggler.driver.rehearsal:main", rehearsal)
+
+    def work() -> None:
+        try:
+            started.set_result(program.start("rehearsal"))
+        except BaseException as error:  # the forkserver died, or was ended
+            started.set_exception(error)
+
+    threading.Thread(target=work, name="rehearsal", daemon=True).start()
+    progress = _Progress(forkserver_pid(), driver)
+    while True:
+        report("importing torch")
+        with suppress(TimeoutError):
+            return started.result(_LOOK_SECONDS)
+        if problem := progress.problem():
+            raise PreflightError(f"the forkserver does not answer: {problem}")
 
 
 class _Progress:

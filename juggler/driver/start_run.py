@@ -602,8 +602,9 @@ class _Follower(Callback):
 
     def lines(self) -> Iterator[MetricsLine]:
         # A slow reader loses the oldest lines.
-        waiting = deque([self._newest] if self._newest else [], maxlen=_MOST_LINES)
-        self._readers.append(waiting)
+        with self._changed:
+            waiting = deque([self._newest] if self._newest else [], maxlen=_MOST_LINES)
+            self._readers.append(waiting)
         try:
             while True:
                 with self._changed:
@@ -613,7 +614,9 @@ class _Follower(Callback):
                     line = waiting.popleft()
                 yield line
         finally:
-            self._readers.remove(waiting)
+            # Not `remove`, which would take another reader with the same lines.
+            with self._changed:
+                self._readers = [each for each in self._readers if each is not waiting]
 
 
 def start(

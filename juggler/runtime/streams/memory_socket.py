@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import grpc
 
@@ -175,7 +175,14 @@ class MemorySocket:
     def _run(self) -> None:
         while not self._closed.is_set():
             for key, _ in self._selector.select():
-                key.data(key.fileobj)
+                # One connection at fault must not end the others.
+                try:
+                    key.data(key.fileobj)
+                except Exception:
+                    traceback.print_exc()
+                    if key.fileobj not in self._listeners:
+                        with suppress(KeyError, ValueError):  # it is closed already
+                            self.drop(cast("socket.socket", key.fileobj))
         self.stop_listening()
         self._end.close()
         for key in list(self._selector.get_map().values()):
@@ -188,6 +195,10 @@ class MemorySocket:
         except OSError:  # no free descriptor
             self._closed.wait(0.05)
             return
+        # Abstract names are open to all users, who must not use up the descriptors.
+        if not is_of_this_user(connection):
+            connection.close()
+            return
         connection.setblocking(False)
         self.watch(connection, self._identify)
 
@@ -198,7 +209,7 @@ class MemorySocket:
             token = connection.recv(_TOKEN_BYTES).decode("ascii", "replace")
             # Under the lock, so that a call which has just ended cannot get the connection.
             with self._lock:
-                if (take := self._expected.get(token)) and is_of_this_user(connection):
+                if take := self._expected.get(token):
                     connection.send(_TAKEN)
                     take(connection)
                     return

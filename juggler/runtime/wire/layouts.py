@@ -40,6 +40,10 @@ class TreeLayout(NamedTuple):
     payload_size: int
 
 
+#: Limits of a tree: its arrays; dimensions of an array, and keys in a path.
+_MOST_ARRAYS, _DEEPEST = 4096, 32
+_LONGEST_GAP = 64  # bytes between two arrays of a payload
+
 _MOST_KEPT, _LARGEST_KEPT = 512, 4096  # layouts; bytes of the tree information of one
 
 
@@ -60,7 +64,18 @@ def _read_layout(encoded: bytes, most_bytes: int) -> TreeLayout:
     size = info.payload_size
     if size > most_bytes:
         raise WireError(f"a payload of {size} bytes is over the limit, {most_bytes}")
+    # First, since products of many dimensions and paths of many keys cost time and the stack.
+    if (count := len(info.arrays) + len(info.empty_branches)) > _MOST_ARRAYS:
+        raise WireError(f"a tree of {count} arrays is over the limit, {_MOST_ARRAYS}")
+    keys = [*(each.path for each in info.arrays), *(each.keys for each in info.empty_branches)]
+    deepest = max([*map(len, keys), *(len(each.shape) for each in info.arrays)], default=0)
+    if deepest > _DEEPEST:
+        raise WireError(f"{deepest} dimensions, or keys in a path, are over the limit, {_DEEPEST}")
     specs = [_read_spec(array, size) for array in info.arrays]
+    # Arrays fill the payload, except for the bytes that align them.
+    used = sum(spec.size for spec in specs)
+    if not used <= size <= used + _LONGEST_GAP * (len(specs) + 1):
+        raise WireError(f"a payload of {size} bytes has arrays of {used} bytes")
     empty = [tuple(branch.keys) for branch in info.empty_branches]
     check_paths([*(spec.path for spec in specs), *empty])
     bools = [n for n, spec in enumerate(specs) if spec.dtype.kind == "b" and spec.size]

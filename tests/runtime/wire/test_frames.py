@@ -20,6 +20,7 @@ from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, encode_f
 from juggler.runtime.wire.trees import Tree, dtype_from_number, dtype_to_number, leaves
 from juggler.runtime.wire.v1.episodes_pb2 import BatchHeader
 from juggler.runtime.wire.v1.tensors_pb2 import ArrayInfo, DType, TreeInfo
+from juggler.runtime.wire.v1.tensors_pb2 import Path as EmptyPath
 
 chunk_sizes = st.sampled_from([1, 5, 16, 100, 1 << 20])
 LARGE: Tree = {"a": np.arange(1 << 20, dtype=np.float32)}  # 4 MiB
@@ -226,7 +227,13 @@ def array(*path: str, offset: int = 0, size: int = 1) -> ArrayInfo:
 
 BAD_TREES: dict[str, TreeInfo] = {
     "over the limit, 4096": TreeInfo(arrays=[array("a")], payload_size=4097),
-    "cannot have the shape (1, 1,": one_array(shape=[1] * 65),
+    "33 dimensions, or keys in a path": one_array(shape=[1] * 33),
+    "3000 dimensions, or keys": one_array(shape=[2**62] * 3000),
+    "1100 dimensions, or keys": one_array(path=["a"] * 1100),
+    "40 dimensions, or keys": TreeInfo(empty_branches=[EmptyPath(keys=["a"] * 40)]),
+    "4097 arrays": TreeInfo(arrays=[array(str(n), size=0) for n in range(4097)]),
+    "8 bytes has arrays of 12": two_arrays(array("a", size=8), array("b", offset=4, size=4)),
+    "200 bytes has arrays of 8": TreeInfo(arrays=[array("a", size=8)], payload_size=200),
     "no dtype is given": one_array(dtype=0),
     "number 14 is not known": one_array(dtype=14),
     "ends at byte 9 ": one_array(shape=[9]),
