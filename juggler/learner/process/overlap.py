@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Thread
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -159,7 +161,10 @@ class Publishing:
         self._side = side
         self._offered: deque[tuple[Version, Params, Any]] = deque(maxlen=1)  # the newest version
         self._failure: BaseException | None = None
-        self._thread = ThreadPoolExecutor(1, "publishing", initializer=side.enter_thread)
+        self._calls: SimpleQueue[bool] = SimpleQueue()  # whether to continue
+        # Not of a pool, since a process waits for those as it exits, and publishing may hang.
+        self._thread = Thread(target=self._run, name="publishing", daemon=True)
+        self._thread.start()
 
     def offer(self, version: Version, params: Params) -> None:
         """Publish weights soon; never waits.
@@ -174,11 +179,18 @@ class Publishing:
         if self._failure is not None:
             raise self._failure
         self._offered.append((version, params, self._side.mark()))
-        self._thread.submit(self._publish_newest)
+        self._calls.put(True)
 
     def close(self) -> None:
         """End the thread. Weights not yet being copied are not published."""
-        self._thread.shutdown(cancel_futures=True)
+        self._offered.clear()
+        self._calls.put(False)
+        self._thread.join(timeout=2)
+
+    def _run(self) -> None:
+        self._side.enter_thread()
+        while self._failure is None and self._calls.get():
+            self._publish_newest()
 
     def _publish_newest(self) -> None:
         try:

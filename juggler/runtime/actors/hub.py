@@ -160,15 +160,26 @@ class ProtocolViolation(ValueError):
 
 
 def read_message(raw: bytes) -> attach_pb2.FromWorker:
-    """Read any message of a stream.
+    """Read any message of a stream; its texts become single lines.
 
     Raises:
         ProtocolViolation: it is not a message.
     """
     try:
-        return attach_pb2.FromWorker.FromString(raw)
+        message = attach_pb2.FromWorker.FromString(raw)
     except DecodeError:
         raise ProtocolViolation("sent bytes that are not a message of an attach stream") from None
+    # A worker's texts become lines of the driver's log, and must not look like several.
+    failures = [reply.failure for reply in message.replies if reply.HasField("failure")]
+    if message.HasField("heartbeat"):
+        message.heartbeat.held_up_by = one_line(message.heartbeat.held_up_by)
+    if message.HasField("farewell"):
+        message.farewell.reason = one_line(message.farewell.reason)
+        if message.farewell.HasField("failure"):
+            failures.append(message.farewell.failure)
+    for failure in failures:
+        failure.message = one_line(failure.message)
+    return message
 
 
 def one_line(text: str, longest: int = _LONGEST_LINE) -> str:

@@ -198,7 +198,7 @@ def test_updates_wait_for_their_samples_copies_and_not_the_other_way_round(
     assert len(on_side) == len(on_main) == 3, "a copy and an update each"
     assert device.main.waited_for == on_side
     assert all(event.stream.waited_for == [] for event in on_side)
-    assert {"MainThread", "staging_0"} == set(device.threads), "pinned memory is this device's"
+    assert {"MainThread", "publishing"} < set(device.threads), "pinned memory is this device's"
     assert any(name.startswith("staging") for name in device.threads)
 
 

@@ -166,6 +166,18 @@ def test_a_farewell_says_why_the_worker_left(world: World) -> None:
     assert "of this" in left.failure.message
 
 
+def test_texts_of_workers_are_single_lines_of_limited_length() -> None:
+    text, message = "one\ntwo \x0b three" + "x" * 5000, attach_pb2.FromWorker()
+    message.heartbeat.held_up_by = message.farewell.reason = text
+    for failure in (message.farewell.failure, message.replies.add().failure):
+        failure.message, failure.traceback = text, text
+    read = hub_module.read_message(message.SerializeToString())
+    failures = read.farewell.failure, read.replies[0].failure
+    lines = [read.heartbeat.held_up_by, read.farewell.reason, *(each.message for each in failures)]
+    assert all(line.startswith("one two threex") and len(line) <= 1000 for line in lines)
+    assert [each.traceback for each in failures] == [text, text]
+
+
 def test_workers_of_a_role_may_be_lost_sooner_from_some_moment_on(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
