@@ -461,6 +461,19 @@ def test_metrics_come_one_by_one_until_the_run_is_over() -> None:
     assert list(run.metrics()) == [{"updates": 4}], "also when it is over"
 
 
+def test_a_reader_of_metrics_that_stops_leaves_the_others() -> None:
+    trains = Trains()
+    run = StartedRun(trains)
+    trains.line(1)
+    first, second = run.metrics(), run.metrics()
+    assert next(first) == next(second) == {"updates": 1}
+    second.close()  # type: ignore[attr-defined]
+    trains.line(2)
+    assert next(first) == {"updates": 2}
+    trains.over.set()
+    run.result(10)
+
+
 def test_numbers_are_set_and_errors_come_back() -> None:
     trains, values = Trains(), ChangedValues(RunConfig(), {"default": "default"})
     run = StartedRun(trains)

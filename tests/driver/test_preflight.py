@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import cloudpickle
 import gymnasium
@@ -16,7 +17,7 @@ from gymnasium import spaces
 from support.rehearsing import rehearse
 
 import juggler
-from juggler.driver import start_run
+from juggler.driver import preflight, start_run
 from juggler.driver.config import ConfigError, RunConfig
 from juggler.driver.driver import StartSettings
 from juggler.driver.preflight import PreflightError, _where_it_was
@@ -354,3 +355,17 @@ def test_what_cannot_be_sent_to_workers_is_named(env: Any, request: pytest.Fixtu
     request.addfinalizer(lambda: cloudpickle.unregister_pickle_by_value(here))
     with pytest.raises(ConfigError, match=rf"env = {env.__name__} cannot be sent.*`LOCK`, a lock"):
         pack(RunConfig(), env, None, {})
+
+
+def test_a_forkserver_that_hangs_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, reports = threading.Event(), list[str]()
+    monkeypatch.setattr(preflight.WorkerProgram, "start", lambda *_: hangs.wait(60))
+    monkeypatch.setattr(preflight, "forkserver_pid", os.getpid)
+    monkeypatch.setattr(preflight, "_LOOK_SECONDS", 0.0)
+    idle = "it has done nothing for 60 s (worker_timeout_seconds)"
+    answers = iter(["", idle])
+    monkeypatch.setattr(preflight._Progress, "problem", lambda _: next(answers))
+    with pytest.raises(PreflightError, match="the forkserver does not answer: it has done nothing"):
+        preflight._started(cast(Any, None), RunConfig().driver, reports.append)
+    hangs.set()
+    assert reports == ["importing torch"] * 2

@@ -297,6 +297,33 @@ def test_what_goes_wrong_with_one_connection_ends_no_other(
     begin_to_share(learner, senders)
 
 
+def test_other_users_are_refused_before_they_say_anything(
+    learner: LearnerEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_socket, "is_of_this_user", lambda _: False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.settimeout(PATIENCE)
+        stranger.connect(memory_path(learner.address))
+        assert stranger.recv(1) == b""
+
+
+def test_an_error_with_one_socket_drops_it_and_no_other(
+    learner: LearnerEnd, senders: Senders, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: socket.socket) -> None:
+        raise MemoryError
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        learner.memory.watch(ours, broken)
+        theirs.settimeout(PATIENCE)
+        theirs.send(b"x")
+        with pytest.raises(ConnectionResetError):
+            theirs.recv(1)
+    assert "MemoryError" in capsys.readouterr().err
+    begin_to_share(learner, senders)
+
+
 def test_the_variable_turns_sharing_off(
     learner: LearnerEnd, senders: Senders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
