@@ -188,10 +188,26 @@ def _remove_abandoned(directory: str) -> None:
             try:
                 dial(each.path, None).close()
             except ConnectionRefusedError:
-                with suppress(FileNotFoundError):
-                    os.unlink(each.path)
+                _remove_unless_alive(each.path)
             except OSError:  # its queue is full, it is another user's, or not a socket
                 pass
+
+
+def _remove_unless_alive(path: str) -> None:
+    """Remove a socket, unless another process has replaced it by its own since it was refused."""
+    aside = f"{os.path.dirname(path)}/old-{secrets.token_hex(8)}"
+    with suppress(FileNotFoundError):
+        os.rename(path, aside)
+        is_alive = True
+        with suppress(OSError):  # its queue is full
+            try:
+                dial(aside, None).close()
+            except ConnectionRefusedError:
+                is_alive = False
+        if is_alive:
+            os.rename(aside, path)
+        else:
+            os.unlink(aside)
 
 
 def _of_this_kernel() -> str:

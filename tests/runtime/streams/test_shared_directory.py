@@ -19,6 +19,7 @@ from support.weights_learner import Join, Learner, names_of, readers_stay, relay
 
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.episodes.version import Version
+from juggler.runtime.streams import shared_directory
 from juggler.runtime.streams.host_weights import Meeting, WeightsRelay
 from juggler.runtime.streams.memory_socket import MemorySocket, connect, memory_path
 from juggler.runtime.streams.shared_directory import learner_socket, shared_address
@@ -140,6 +141,31 @@ def test_the_next_to_listen_removes_what_killed_processes_left_and_nothing_else(
     _close(*connections, *taken, *also)
     left = {each.name for each in shared.iterdir()}
     assert left == {elsewhere.name, "notes.txt", Path(kept).name}
+
+
+def test_a_socket_that_replaced_an_abandoned_one_is_not_removed(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = shared_address("replaced")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as killed:
+        killed.bind(memory_path(address))
+    dial, begun = shared_directory.dial, list[MemorySocket]()
+
+    def dial_and_replace(path: str, seconds: float | None) -> socket.socket:
+        try:
+            return dial(path, seconds)
+        except ConnectionRefusedError:
+            if not begun:  # another process is faster
+                monkeypatch.setattr(shared_directory, "dial", dial)
+                begun.append(MemorySocket(address))
+            raise
+
+    monkeypatch.setattr(shared_directory, "dial", dial_and_replace)
+    shared_directory.remove_abandoned()
+    (taken,) = begun
+    _taken(taken, "known")
+    connect(memory_path(address), "known", PATIENCE).close()
+    taken.close()
 
 
 def test_only_one_process_listens_at_a_path(shared: Path) -> None:
