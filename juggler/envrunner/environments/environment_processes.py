@@ -65,6 +65,7 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
     Args:
         functions: make one environment each; cloudpickle must be able to pickle them.
         deadline: seconds that a step or a reset may take.
+        first: has the spaces, and is closed; None: it is made here.
 
     Raises:
         EnvironmentFailed: here, in `reset` or in `step`: an environment raised, hung or died.
@@ -76,13 +77,14 @@ class EnvironmentProcesses(VectorEnv[Any, Any, Any]):
         functions: Sequence[Callable[[], Env]],
         deadline: float,
         name: str,
+        first: Env | None = None,
     ) -> None:
         self.num_envs, self._deadline, self._name = len(functions), deadline, name
         # The forkserver imports this module once for all environments.
         context: Any = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["juggler.runtime.actors.ignore_stop_signals", __name__])
         start_forkserver()
-        first = functions[0]()
+        first = functions[0]() if first is None else first
         try:
             self._take_spaces(first)
         finally:

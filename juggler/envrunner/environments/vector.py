@@ -247,16 +247,14 @@ def _from_single(
     others = 0 if just_one else config.envs_per_runner - 1
     makers = [make_first] + [make_other] * others
     is_async = config.vectorize == "async" and not just_one
-    if first is not None and is_async:
-        first.close()  # processes make their own
-    elif first is not None:
+    if first is not None and not is_async:
         makers[0] = lambda **_: first
     functions = [
         functools.partial(make_environment, make, config.env_kwargs, f"environment {i} ({name})")
         for i, make in enumerate(makers)
     ]
     if is_async:
-        return EnvironmentProcesses(functions, config.step_deadline_seconds, name)
+        return EnvironmentProcesses(functions, config.step_deadline_seconds, name, first)
     return EnvironmentsInTurn(functions, name)
 
 

@@ -112,8 +112,8 @@ class _Keeper(DataSource):
                 if (found := int(state.get("format", 1))) != _FORMAT:
                     raise ValueError(
                         f"the checkpoint's replay table is of format {found}, and this version of "
-                        f"Juggler reads format {_FORMAT}: resume with save_replay = false, which "
-                        "begins with an empty one"
+                        f"Juggler reads format {_FORMAT}: resume with save_replay = false "
+                        "(--no-save-replay), which begins with an empty one and saves none"
                     )
                 # The draws continue where they were, in a table like the saved one.
                 generator.bit_generator.state = json.loads(state["generator"].tobytes())
