@@ -141,11 +141,11 @@ class CheckedKeys:
             raise self._wrong(key, f"{value!r} is not known{nearest(value, choices)}")
 
     def check_above(self, key: str, limit: float, *, or_inf: bool = False) -> None:
-        """Check that a key is a number above a limit; with `or_inf`, it may be infinite."""
+        """Check that a key is above a limit, or infinite if `or_inf`."""
         self._check(key, f"above {limit}", lambda value: value > limit, or_inf)
 
     def check_at_least(self, key: str, limit: float, *, or_inf: bool = False) -> None:
-        """Check that a key is at least the limit; with `or_inf`, it may be infinite."""
+        """Check that a key is not below a limit, or infinite if `or_inf`."""
         self._check(key, f"at least {limit}", lambda value: value >= limit, or_inf)
 
     def check_within(

@@ -133,6 +133,7 @@ class GradientCore(LearnerCore[TrainState], ABC):
                     f"{table} = {getattr(config, table)!r} with {self.name}: a core has no rewards "
                     f"of its own. Put juggler.{around}(core, ...) around it"
                 )
+        # Kept whole: losses read their keys from it.
         self.config = config
         # Older scripts passed functions by module id. A module is callable, too.
         if not callable(make_module) or isinstance(make_module, RLModule):

@@ -195,7 +195,7 @@ class MemorySocket:
         except OSError:  # no free descriptor
             self._closed.wait(0.05)
             return
-        # Abstract names are open to all users, who must not use up the descriptors.
+        # Abstract names are open to all users, and these may not use up the descriptors.
         if not is_of_this_user(connection):
             connection.close()
             return

@@ -194,7 +194,7 @@ def _remove_abandoned(directory: str) -> None:
 
 
 def _remove_unless_alive(path: str) -> None:
-    """Remove a socket, unless another process has replaced it by its own since it was refused."""
+    """Remove an abandoned socket, unless another process has replaced it."""
     aside = f"{os.path.dirname(path)}/old-{secrets.token_hex(8)}"
     with suppress(FileNotFoundError):
         os.rename(path, aside)

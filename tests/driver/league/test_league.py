@@ -195,6 +195,17 @@ def test_games_against_others_count_from_the_last_copy_or_reset_on(change) -> No
     assert (main.phase_games, other.phase_games) == (0, 1)
 
 
+def test_a_match_of_a_player_that_is_reset_counts_for_no_player() -> None:
+    league, builder = asking(LeagueBuilder(mains=2))
+    league.trained("main-0", 1)
+    assigned = line_up(league)
+    assert league.is_open(assigned.match_id)
+    builder.change(league, ResetPlayer("main-0"))
+    assert not league.is_open(assigned.match_id)
+    league.finish_match(*finished(assigned, 1, -1))
+    assert league.payoffs.games("main-0", "main-1") == 0
+
+
 # Whom players of each role meet, and how often.
 
 
