@@ -145,7 +145,7 @@ class CheckedKeys:
         self._check(key, f"above {limit}", lambda value: value > limit, or_inf)
 
     def check_at_least(self, key: str, limit: float, *, or_inf: bool = False) -> None:
-        """Check that a key is not below a limit, or infinite if `or_inf`."""
+        """Check that a key reaches a limit, or is infinite if `or_inf`."""
         self._check(key, f"at least {limit}", lambda value: value >= limit, or_inf)
 
     def check_within(
