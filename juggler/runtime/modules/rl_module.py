@@ -80,23 +80,27 @@ class TensorSpec:
         Raises:
             SpecError: the value does not match.
         """
-        wrong = f"{where} must be {self}, but is {_described(value)}"
+
+        # A function, because most calls need no text.
+        def wrong(also: str = "") -> SpecError:
+            return SpecError(f"{where} must be {self}, but is {_described(value)}{also}")
+
         if not isinstance(value, torch.Tensor):
-            raise SpecError(wrong)
+            raise wrong()
         dtype = str(value.dtype).removeprefix("torch.")
         right = self.dtype is None or dtype in _KINDS.get(self.dtype, (self.dtype,))
         # Under autocast, a tensor that should be float32 may be bfloat16.
         if (dtype, self.dtype) == ("bfloat16", "float32"):
             right = torch.is_autocast_enabled(value.device.type)
         if not right or value.ndim != len(self.names):
-            raise SpecError(wrong)
+            raise wrong()
         for name, size in zip(self.names, value.shape, strict=True):
             if size != self.sizes.get(name, size):
-                raise SpecError(wrong)
+                raise wrong()
             if name not in self.sizes:
                 expected, there = sizes.setdefault(name, (size, where))
                 if size != expected:
-                    raise SpecError(f"{wrong}: {name} is {expected} in {there}")
+                    raise wrong(f": {name} is {expected} in {there}")
 
     def __repr__(self) -> str:
         shape = [
