@@ -551,6 +551,18 @@ def test_candidates_come_again_when_the_first_player_of_a_league_has_left(tmp_pa
     assert outcome["confirmed"]
 
 
+def test_a_league_keeps_no_best_checkpoint(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"only_local": True, "stop_return": GOAL, "batch_size": 1000}
+    world = World(tmp_path / "checkpoints", **keys)
+    world.joined()
+    train_a_league(world)
+    answer_the_snapshot(world, "main-0")
+    evaluations, written = world.parts.evaluations, world.on_disk()
+    trained = {"update": 1, "env_steps_trained": 1}
+    assert not evaluations._keep_if_best(written.path, [1.0], trained)
+    assert evaluations.best.summary is None
+
+
 def test_a_candidate_is_played_again_after_an_evaluation_that_failed(tmp_path: Path) -> None:
     world = asynchronous(tmp_path)
     player = world.joined()
