@@ -335,6 +335,14 @@ def test_who_sends_no_message_is_let_go(world: World) -> None:
     assert world.wait_for(WorkerLeft).worker.incarnation == "bad"
 
 
+def test_a_worker_that_sends_garbage_is_let_go_and_forgotten(world: World) -> None:
+    world.start(token="secret")
+    why = "sent bytes that are not a message of an attach stream"
+    assert conversation(world.address, hello(), b"\xff\xff") == (True, why)
+    assert world.wait_for(WorkerLeft).worker.incarnation == "bad"
+    assert world.hub.vitals() == {}
+
+
 def test_who_says_no_hello_is_told_why(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     waits, receive = threading.Event(), hub_module.AttachStream.receive
 
