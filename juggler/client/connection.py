@@ -145,11 +145,14 @@ class GatewayConnection:
         if idle:
             steps.idle_rewards[0] = idle
         self._send(pb.FromSimulator(steps=steps), self._seq)
-        while True:
-            answer = self._receive()
-            if answer.WhichOneof("message") == "actions" and answer.actions.seq == self._seq:
-                del self._unanswered[self._seq]
-                return answer.actions
+        # An interrupt must not leave a step for which `flush` would wait.
+        try:
+            while True:
+                answer = self._receive()
+                if answer.WhichOneof("message") == "actions" and answer.actions.seq == self._seq:
+                    return answer.actions
+        finally:
+            self._unanswered.pop(self._seq, None)
 
     def _send(self, message: pb.FromSimulator, number: int | None = None) -> None:
         """Send a message, which has an answer if it has a number."""

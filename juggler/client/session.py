@@ -326,8 +326,11 @@ class Session(GatewayConnection):
         """
         self._flush()
         self._send(pb.FromSimulator(policy=pb.PolicyRequest()), _POLICY)
-        while _POLICY in self._unanswered:
-            self._process_answer()
+        try:
+            while _POLICY in self._unanswered:
+                self._process_answer()
+        finally:  # else `flush` would wait for a policy that was refused
+            self._unanswered.pop(_POLICY, None)
         return self.version
 
     def flush(self) -> None:

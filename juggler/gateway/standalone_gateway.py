@@ -69,11 +69,18 @@ class _Evaluation(StandaloneGateway):
         self._parts_of, self._steps = parts_of, steps
 
     def prepare(self, key: str, agents: int, interface: AgentInterface) -> ModulePlayer:
-        # Episodes that begin after those of the evaluation do not count: any actions will do.
-        player = ModulePlayer(interface, random_actor(*interface.spaces), self._steps, 0)
-        if (module_id := module_of(key)) != RANDOM:
-            module, connectors, module_to_env = self._parts_of(module_id, *interface.spaces)
-            player.evaluate(Actor(module, 1, 0, 0, module_to_env, connectors))
+        if (module_id := module_of(key)) == RANDOM:
+            return ModulePlayer(interface, random_actor(*interface.spaces), self._steps, 0)
+        # Episodes that begin after those of the evaluation do not count. The module plays them,
+        # too, because its actions may be in a space without a distribution that ships.
+        policy, greedy = (
+            Actor(module, 1, 0, 0, module_to_env, connectors)
+            for module, connectors, module_to_env in (
+                self._parts_of(module_id, *interface.spaces) for _ in range(2)
+            )
+        )
+        player = ModulePlayer(interface, policy, self._steps, 0)
+        player.evaluate(greedy)
         return player
 
     def report_line(self, text: str, warning: bool, simulators: int, environments: int) -> None:

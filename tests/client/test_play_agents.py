@@ -355,6 +355,21 @@ def test_a_goodbye_without_an_answer_ends_all_the_same(monkeypatch: pytest.Monke
             session.close()
 
 
+def test_a_step_that_is_interrupted_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with GatewayWorld(rows=1) as world:
+        world.ask()
+        with world.connect() as session:
+            session.step(np.zeros(3))
+            with monkeypatch.context() as patch:
+                patch.setattr(Session, "_next", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    session.step(np.zeros(3), 1.0)
+            assert session._unanswered == {}
+
+
 def test_a_refused_session_leaves_no_thread_behind() -> None:
     with GatewayWorld(refuses_logged="not here") as world:
         before = {*threading.enumerate()}

@@ -17,7 +17,7 @@ from juggler.runtime.checkpoints.checkpoint import (
 )
 from juggler.runtime.wire.errors import WireError
 from juggler.runtime.wire.frames import MAX_MESSAGE_BYTES, FrameReader, encode_frame
-from juggler.runtime.wire.trees import Path, Tree, flatten, path_name, unflatten
+from juggler.runtime.wire.trees import Path, Tree, flatten, nest, path_name
 from juggler.runtime.wire.v1 import training_pb2
 
 #: The keys of moments in a tree.
@@ -132,7 +132,8 @@ def merge(one: State, other: State) -> State:
             )
         tree = mine.merged(theirs[path]).to_tree()
         merged += [((*path, key), array) for key, array in tree.items()]
-    return dict(unflatten(merged))
+    # A connector without moments has an empty branch.
+    return dict(nest(merged, [(name,) for name in one if not one[name]]))
 
 
 def connector_branch(states: Mapping[str, State]) -> State:

@@ -554,6 +554,11 @@ def state_of(*samples: list[float], name: str = "filter") -> dict:
     return {name: {"a": Moments.of(np.array(samples)).to_tree()}}
 
 
+def test_states_without_moments_merge_to_states_without_moments() -> None:
+    assert merge({}, {}) == {}
+    assert merge({"one": {}}, {"one": {}}) == {"one": {}}
+
+
 @pytest.mark.parametrize("other", [state_of([1.0], name="another"), {}, state_of([1.0, 2.0])])
 def test_states_of_other_connectors_do_not_merge(other) -> None:
     with pytest.raises(ValueError, match=r"differ at|cannot be merged"):
