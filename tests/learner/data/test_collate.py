@@ -17,7 +17,7 @@ from support.batches import TWO, VECTOR, MakeBatch, World, refused
 
 from juggler.learner.algorithms.impala import ImpalaConfig
 from juggler.learner.algorithms.registry import build_learner
-from juggler.learner.data.collate import _copiers, collate, shard
+from juggler.learner.data.collate import _copiers, collate, shard, some_rows
 from juggler.runtime.actors import resources
 from juggler.runtime.episodes.batch import EpisodeBatch
 from juggler.runtime.wire.trees import flatten
@@ -93,6 +93,12 @@ def test_segments_stay_with_their_rows(make_batch: MakeBatch) -> None:
     for row, start, length, _ in found.tolist():
         covered[row, start : start + length] += 1
     assert (covered == sample["live"]).all()
+
+
+def test_a_count_of_a_sample_goes_to_its_first_rows_alone() -> None:
+    columns = {"live": torch.ones(4, 2), "new_steps": torch.full((), 6)}
+    parts = [some_rows(columns, start, start + 2) for start in (0, 2)]
+    assert [int(part["new_steps"]) for part in parts] == [6, 0]
 
 
 def test_trees_are_collated_array_by_array(make_batch: MakeBatch) -> None:

@@ -29,6 +29,7 @@ from juggler.learner.group.ring_peers import (
     RING_METADATA,
     RING_METHOD,
     RingAccess,
+    RingInbox,
     RingPeers,
     RingServer,
 )
@@ -304,6 +305,17 @@ def test_a_peer_that_sends_something_else_is_lost(tls: Tls) -> None:
         with pytest.raises(PeerLost, match="sent 5 bytes, not 8"):
             group[0].sum(torch.ones(4))
         closed(group)
+
+
+def test_messages_from_before_the_end_of_a_stream_are_read() -> None:
+    inbox = RingInbox()
+    assert inbox.put(b"1")
+    assert inbox.put(b"2")
+    inbox.end()
+    assert not inbox.put(b"3")
+    assert [inbox.get(str), inbox.get(str)] == [b"1", b"2"]
+    with pytest.raises(PeerLost, match="has left"):
+        inbox.get(str)
 
 
 def test_a_stream_whose_messages_nobody_takes_holds_few_of_them(tls: Tls) -> None:

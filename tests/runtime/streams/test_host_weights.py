@@ -13,6 +13,7 @@ import pytest
 from support.sharing import lies_in_shared_memory, mapped, open_memories
 from support.weights_learner import (
     CONTINUE,
+    PATIENCE,
     SIZE,
     STOP,
     Join,
@@ -28,6 +29,7 @@ from support.weights_learner import (
 
 from juggler.runtime.episodes.version import Version
 from juggler.runtime.streams.host_weights import Meeting, RelayConnection, WeightsRelay
+from juggler.runtime.streams.memory_socket import connect, memory_path
 from juggler.runtime.streams.shared_memory import FrozenFrame
 from juggler.runtime.streams.weights_stream import WeightsSubscription
 from juggler.runtime.wire.frames import Frame, encode_frame
@@ -76,6 +78,23 @@ def test_a_slow_reader_gets_the_newest_version_and_none_in_between(meeting: Meet
     finally:
         slow.close()
         relay.close()
+
+
+def test_a_reader_that_asked_and_left_is_sent_nothing(meeting: Meeting) -> None:
+    relay = meeting.find(may_relay=True)
+    assert isinstance(relay, WeightsRelay)
+    left = connect(memory_path(meeting.address(0)), meeting.token, PATIENCE)
+    left.send(b"?")
+    others = [meeting.find(may_relay=True)]  # the relay has read the request, and then the end
+    left.close()
+    others.append(meeting.find(may_relay=True))
+    version = Version(1, 1)
+    header, tree = episodes_pb2.WeightsHeader(version=version.message()), weights_tree(version, 1)
+    assert relay.offer(Frame(header, tree), next(encode_frame(header, tree)), None) == ""
+    for each in others:
+        assert isinstance(each, RelayConnection)
+        each.close()
+    relay.close()
 
 
 # -- the relay leaves, or hangs -------------------------------------------------------------------

@@ -280,6 +280,7 @@ BAD_STREAMS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
     "not a BatchHeader": lambda chunks: [changed(chunks[0], header=b"\xff")],
     "not a TreeInfo": lambda chunks: [changed(chunks[0], tree=b"\xff")],
     "is truncated": lambda chunks: [chunks[0], b"\xff" * 10],
+    "bytes instead of": lambda chunks: [chunks[0] + b"x"],
     "a chunk has 40 bytes instead": lambda chunks: [chunks[0], b"\xff" * 40],
     "does not match its digest": lambda chunks: [
         chunks[0],
@@ -314,6 +315,15 @@ def test_a_reader_that_needs_digests_refuses_a_chunk_without_one() -> None:
     assert reader.feed(next(encode_frame(HEADER, TREE, digest=True))) is not None
     with pytest.raises(WireError, match="without its digest"):
         reader.feed(next(encode_frame(HEADER, TREE)))
+
+
+def test_a_chunk_that_refers_to_shared_memory_has_no_payload_of_its_own() -> None:
+    info = one_array().SerializeToString()
+    reader = FrameReader(BatchHeader, lease=lambda slot, size: memoryview(bytes(size)))
+    for fields in {"share": [memoryview(b"x")]}, {"offset": 1}:
+        with pytest.raises(WireError, match="shared memory, which this stream does not share"):
+            reader.feed(write_chunk(tree=info, slot=0, **fields))
+    assert reader.feed(write_chunk(tree=info, slot=0)) is not None
 
 
 def peak_bytes(most_bytes: int, info: TreeInfo, share: int) -> int:
