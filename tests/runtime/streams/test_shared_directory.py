@@ -168,6 +168,19 @@ def test_a_socket_that_replaced_an_abandoned_one_is_not_removed(
     taken.close()
 
 
+def test_a_closed_listener_leaves_the_socket_of_its_successor(shared: Path) -> None:
+    first = MemorySocket(shared_address("name"))
+    path = str(*shared.iterdir())
+    os.unlink(path)
+    successor = MemorySocket(shared_address("name"))
+    taken = _taken(successor, "token")
+    first.close()
+    connect(path, "token", PATIENCE).close()
+    successor.close()
+    _close(*taken)
+    assert list(shared.iterdir()) == []
+
+
 def test_only_one_process_listens_at_a_path(shared: Path) -> None:
     first = MemorySocket(shared_address("name"))
     try:
