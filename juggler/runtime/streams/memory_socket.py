@@ -13,6 +13,7 @@ import secrets
 import selectors
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -46,6 +47,7 @@ Take = Callable[[socket.socket], None]
 _PROBE_SECONDS = 1.0  # a thread of the server only has to be woken
 _ANSWER_SECONDS = 10.0  # the server may wait for a core; without an answer, nothing is ever shared
 _TOKEN_BYTES = 32
+_TOKEN_SECONDS = 1.0  # a client sends its token at once
 _TAKEN = b"+"  # the answer to a token
 _BACKLOG = 1024
 
@@ -110,6 +112,7 @@ class MemorySocket:
         _open.add(self)
         self._lock = threading.Lock()
         self._expected: dict[str, Take] = {}  # by token
+        self._silent: dict[socket.socket, float] = {}  # without a token so far, since when
         self._closed = threading.Event()
         self._selector = selectors.DefaultSelector()
         self._end, ending = socket.socketpair()
@@ -174,7 +177,7 @@ class MemorySocket:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(_TOKEN_SECONDS if self._silent else None):
                 # One connection at fault must not end the others.
                 try:
                     key.data(key.fileobj)
@@ -183,6 +186,11 @@ class MemorySocket:
                     if key.fileobj not in self._listeners:
                         with suppress(KeyError, ValueError):  # it is closed already
                             self.drop(cast("socket.socket", key.fileobj))
+            # After all input is read: a token may have waited for this thread.
+            for connection, since in list(self._silent.items()):
+                if time.monotonic() - since > _TOKEN_SECONDS:
+                    del self._silent[connection]
+                    self.drop(connection)
         self.stop_listening()
         self._end.close()
         for key in list(self._selector.get_map().values()):
@@ -200,11 +208,13 @@ class MemorySocket:
             connection.close()
             return
         connection.setblocking(False)
+        self._silent[connection] = time.monotonic()
         self.watch(connection, self._identify)
 
     def _identify(self, connection: socket.socket) -> None:
         """Pass a connection to its call, or close it."""
         self._selector.unregister(connection)
+        del self._silent[connection]
         try:
             token = connection.recv(_TOKEN_BYTES).decode("ascii", "replace")
             # Under the lock, so that a call which has just ended cannot get the connection.

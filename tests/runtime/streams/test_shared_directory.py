@@ -13,16 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.changes import SkippedTime
 from support.learner_end import PATIENCE, LearnerEnd, Senders, tree
 from support.sharing import FURTHER, SIZE, mapped, send_each
 from support.weights_learner import Join, Learner, names_of, readers_stay, relaying
 
 from juggler.runtime.actors.endpoints import EndpointError
 from juggler.runtime.episodes.version import Version
-from juggler.runtime.streams import shared_directory
+from juggler.runtime.streams import memory_socket, shared_directory
 from juggler.runtime.streams.host_weights import Meeting, WeightsRelay
 from juggler.runtime.streams.memory_socket import MemorySocket, connect, memory_path
-from juggler.runtime.streams.shared_directory import learner_socket, shared_address
+from juggler.runtime.streams.shared_directory import dial, learner_socket, shared_address
 
 pytestmark = pytest.mark.usefixtures("everything_is_large")
 
@@ -200,6 +201,24 @@ def test_a_token_that_is_expected_no_more_is_refused(shared: Path) -> None:
     with pytest.raises(ConnectionResetError):
         connect(str(*shared.iterdir()), "token")
     made.close()
+
+
+def test_a_client_that_sends_no_token_is_dropped_and_no_other(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SkippedTime()
+    monkeypatch.setattr(memory_socket, "time", clock)
+    made = MemorySocket(shared_address("name"))
+    taken = _taken(made, "token")
+    path = str(*shared.iterdir())
+    with dial(path, PATIENCE) as silent, connect(path, "token", PATIENCE) as other:
+        clock.sleep(2.0)
+        with connect(path, "token", PATIENCE):  # wakes the thread
+            assert silent.recv(1) == b""
+        taken[0].send(b"x")
+        assert other.recv(1) == b"x"
+    made.close()
+    _close(*taken)
 
 
 def test_a_socket_is_its_owners_alone(shared: Path) -> None:

@@ -301,6 +301,7 @@ def test_other_users_are_refused_before_they_say_anything(
     learner: LearnerEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_socket, "is_of_this_user", lambda _: False)
+    monkeypatch.setattr(memory_socket, "_TOKEN_SECONDS", 2 * PATIENCE)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.settimeout(PATIENCE)
         stranger.connect(memory_path(learner.address))
