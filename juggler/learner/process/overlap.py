@@ -188,7 +188,10 @@ class Publishing:
         self._thread.join(timeout=2)
 
     def _run(self) -> None:
-        self._side.enter_thread()
+        try:
+            self._side.enter_thread()
+        except BaseException as error:
+            self._failure = error  # the next offer raises it
         while self._failure is None and self._calls.get():
             self._publish_newest()
 

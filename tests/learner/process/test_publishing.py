@@ -126,6 +126,22 @@ def test_a_version_that_cannot_be_published_fails_the_next_one(
         publishing.offer(Version(1, 2), params(1.0))
 
 
+def test_a_thread_that_cannot_use_its_device_fails_the_next_version(
+    publisher: Publisher,
+) -> None:
+    side = SideStream(CPU)
+
+    def lost() -> None:
+        raise RuntimeError("no device")
+
+    side.enter_thread = lost  # type: ignore[method-assign]
+    made = Publishing(publisher.publish, side)
+    made._thread.join(PATIENCE)
+    with pytest.raises(RuntimeError, match="no device"):
+        made.offer(Version(1, 1), params(1.0))
+    made.close()
+
+
 def test_weights_are_copied_behind_their_update_and_sent_when_they_are_there(
     publisher: Publisher,
 ) -> None:
