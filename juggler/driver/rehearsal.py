@@ -11,12 +11,10 @@ import os
 import signal
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any, Final, cast
 
 import cloudpickle
@@ -58,7 +56,7 @@ from juggler.envrunner.environments.vector import make_vector_env
 from juggler.envrunner.environments.video import record_videos
 from juggler.envrunner.envrunner_program import ENVRUNNER
 from juggler.envrunner.failures import EnvironmentFailed
-from juggler.envrunner.finiteness import NonFiniteBatch
+from juggler.envrunner.finiteness import NonFiniteBatch, rule_for
 from juggler.envrunner.frozen_weights import FrozenWeights
 from juggler.envrunner.multi_agent.make_envs import has_several_agents, make_multi_agent_envs
 from juggler.envrunner.multi_agent.multi_agent_stage import MultiAgentStage
@@ -198,18 +196,16 @@ def _play(
     """Try some steps and updates, and close the environment.
 
     Raises:
-        EnvironmentFailed: the environment failed, or gave an observation outside its Discrete,
-            MultiDiscrete or MultiBinary space.
-        NonFiniteBatch: it gave a number that is not finite, or a module's first weights give
-            log-probabilities that are not finite.
+        EnvironmentFailed: the environment failed, or gave a number that is not finite or an
+            observation outside its Discrete, MultiDiscrete or MultiBinary space.
+        NonFiniteBatch: a module's first weights give log-probabilities that are not finite, or the
+            environment gave a number that is not finite as an update was tried.
     """
     name, is_whole = config.env_runner.env, True
     if not config.env_runner.dataset:
         does(f"making a few steps of the environment {name}")
         _watch(env, name, warn)
-        is_whole = in_time(
-            lambda: deque(islice(_played(config, stage(env, 1)), _STEPS), maxlen=0), _STEP_SECONDS
-        )
+        is_whole = in_time(lambda: _first_steps(config, stage(env, 1)), _STEP_SECONDS)
         if not is_whole and any(_is_own(config.of(module_id)) for module_id in learners):
             warn(f"no update was tried: the first steps took longer than {_STEP_SECONDS:g} s")
     # An interrupted environment may be in any state, and is not touched again.
@@ -564,6 +560,35 @@ def in_time(work: Callable[[], object], seconds: float) -> bool:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
     return True
+
+
+def _first_steps(config: RunConfig, stage: Stage) -> None:
+    """Make the first steps; errors of non-finite numbers name the step."""
+    rounds = _played(config, stage)
+    for number in range(1, _STEPS + 1):
+        try:
+            next(rounds)
+        except NonFiniteBatch as error:
+            if error.column == "action_logp":
+                raise
+            raise _failure(error, config.env_runner.env, number) from error
+
+
+def _failure(error: NonFiniteBatch, env: str, number: int) -> EnvironmentFailed:
+    """Describe the step at which an environment's number was not finite."""
+    whose = f"agent {error.agent!r} in " if error.agent else ""
+    value = "not finite" if error.value is None else f"{error.value}"
+    # A fragment of one step begins with the observation of the step before, which was checked, or
+    # of a reset.
+    call, when = "step", f"in step {number} after its first reset"
+    if error.column.startswith(("observations", "critic_observations")) and not error.agent:
+        call, when = "reset", f"before step {number}"
+    column = error.column.removeprefix("last_").removeprefix("final_")
+    return EnvironmentFailed(
+        f"{whose}environment {error.environment} ({env})",
+        call,
+        f"{column} are {value} {when}: {rule_for(error.value)}",
+    )
 
 
 def _played(config: RunConfig, stage: Stage) -> Iterator[dict[str, EpisodeBatch]]:

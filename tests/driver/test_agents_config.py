@@ -369,7 +369,7 @@ def test_infos_without_an_agent_are_a_warning_that_is_given_once() -> None:
 
 @pytest.mark.usefixtures("local_workers")
 def test_a_reward_that_is_not_finite_is_told_with_its_agent() -> None:
-    said = r"rewards of agent 'runner_0' in environment 0 at step 1 of its episode are nan: the env"
+    said = r"agent 'runner_0' in environment 0 .* rewards are nan in step 2 after its first reset"
     with pytest.raises(PreflightError, match=said):
         rehearse(_config(env="support.small_games:UnpaidTag"))
 
