@@ -184,7 +184,7 @@ def without_weights(replay: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("capacity", "damage", "said"),
     [
-        (1000, lambda replay: {**replay, "format": np.array(4)}, "is of format 4"),
+        (1000, lambda replay: {**replay, "format": np.array(3)}, "is of format 3"),
         (8, lambda replay: replay, "cannot continue in one of 8"),
         (1000, without_weights, "holds no replay table: KeyError"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,6 +184,29 @@ def table_of(
 
 def numbered(first: int, count: int) -> Columns:
     return {"number": torch.arange(first, first + count), "half": torch.ones(count, 2)}
+
+
+def in_format_4(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as earlier versions saved it, with numbers by age."""
+    kept = dict(state["modules"]["default"])
+    numbers, weights, pace = kept.pop("numbers"), kept.pop("weights"), kept.pop("pace")
+    (following, *rows), times = kept.pop("counts").tolist(), kept.pop("drawn")
+    ages = (following + np.arange(len(times))) % max(1, len(times))  # slots, the oldest row first
+    generations = np.zeros(len(times), np.int64)
+    generations[ages] = 1 + rows[0] - len(times) + np.arange(len(times))
+    table = {"generations": generations, "counts": np.array([rows[0], following])}
+    table |= {name: kept.pop(name) for name in ("columns", "stacks", "frames") if name in kept}
+    selection = {
+        "times": times[ages],
+        "weights": weights[ages] if len(weights) else weights,
+        "numbers": numbers,
+        "rows": np.array(rows),
+    }
+    own = {"due": pace[0], "count": pace[1].astype(int)}  # of MixInReplay
+    if len(pace) > 2:
+        own = {"counts": pace[:-1], "stale_priorities": pace[-1].astype(int)}
+    kept |= {"table": table, "selection": selection, **own}
+    return {**state, "format": np.array(4), "modules": {"default": kept}}
 
 
 def drawn(samples: Any) -> list[int]:

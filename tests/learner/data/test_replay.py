@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.batches import drawn, make, numbered, table_of
+from support.batches import drawn, in_format_4, make, numbered, table_of
 from torch import Tensor
 
 from juggler.learner.data.replay.replay import IMPORTANCE_WEIGHTS, Replay
@@ -314,8 +314,11 @@ def test_a_priority_that_is_no_number_changes_nothing() -> None:
 # What of a replay is saved, and how it goes on from that, or refuses to.
 
 
+@pytest.mark.parametrize("saved", [dict, in_format_4])
 @pytest.mark.parametrize("alpha", [0.0, 0.6])
-def test_the_next_hundred_draws_are_the_same_after_a_restore(alpha: float) -> None:
+def test_the_next_hundred_draws_are_the_same_after_a_restore(
+    alpha: float, saved: Callable[[Any], Any]
+) -> None:
     def step(replay: Replay, first: int) -> list[int]:
         numbers = []
         for each in replay.add(numbered(first, 7)):
@@ -328,9 +331,10 @@ def test_the_next_hundred_draws_are_the_same_after_a_restore(alpha: float) -> No
     one, other = make(**changes, seed=3), make(**changes, seed=4)
     for first in range(0, 70, 7):
         step(one, first)
-    other.restore(one.state(), CPU)
+    other.restore(saved(one.state()), CPU)
     for first in range(70, 140, 7):
         assert step(one, first) == step(other, first)
+        assert one.metrics() == other.metrics()
 
 
 def test_a_resumed_run_draws_what_the_one_that_went_on_draws_if_tables_are_not_saved() -> None:
@@ -428,10 +432,20 @@ def test_a_replay_stays_as_it_is_when_it_refuses_a_state() -> None:
 def test_a_state_of_another_format_is_refused_with_what_to_do() -> None:
     replay = make()
     list(replay.add(numbered(0, 8)))
-    for told in ({"format": np.array(4)}, {}):
+    for told in ({"format": np.array(3)}, {}):
         state = {**replay.state(), **told}
         if not told:
             del state["format"]
-        found = 4 if told else 1
+        found = 3 if told else 1
         with pytest.raises(ValueError, match=f"is of format {found}.*save_replay = false"):
             make().restore(state, CPU)
+
+
+def test_rows_of_format_4_that_are_in_no_order_of_a_ring_are_refused() -> None:
+    replay = make(capacity=20)
+    list(replay.add(numbered(0, 50)))
+    state = in_format_4(replay.state())
+    generations = state["modules"]["default"]["table"]["generations"]
+    generations[:2] = generations[1::-1].copy()
+    with pytest.raises(ValueError, match=r"not in the order of arrival.*save_replay = false"):
+        make(capacity=20).restore(state, CPU)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from support.batches import MakeBatch, kept, numbered, table_of
+from support.batches import MakeBatch, in_format_4, kept, numbered, table_of
 
 from juggler.learner.algorithms.registry import build_learner
 from juggler.learner.core.mean_metrics import fetch_metrics
@@ -292,9 +292,9 @@ def drawn_by_both(
         batch = batch_of(make_batch, space, seed, steps=5 + seed % 4)
         expected = drawn_from(sources[0], whole, batch)
         yield from zip(expected, drawn_from(sources[1], once, batch), strict=True)
-        if seed == 12:
+        if seed in (12, 18):
             state, sources[1] = sources[1].state(), make()
-            sources[1].restore(state, CPU)
+            sources[1].restore(in_format_4(state) if seed == 18 else state, CPU)
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -308,7 +308,7 @@ def test_stacks_of_frames_that_are_kept_once_are_those_that_were_kept_whole(
     make_batch: MakeBatch, space: str, rules: dict[str, Any]
 ) -> None:
     sources: list[Any] = []
-    seeds = iter((5, 5, 9))  # the one that goes on has the draws of the one before
+    seeds = iter((5, 5, 9, 9))  # the one that goes on has the draws of the one before
 
     def make() -> Replay:
         return replay_of(**rules, seed=next(seeds))

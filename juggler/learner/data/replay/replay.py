@@ -28,6 +28,7 @@ from juggler.learner.data.replay.table import (
     episodes_of_rows,
     living_rows,
     resized,
+    ring,
     rows_of_episodes,
     size_of,
 )
@@ -41,7 +42,7 @@ from juggler.runtime.wire.trees import Tree
 #: A column [B] of a drawn sample: weight of each row in a loss.
 IMPORTANCE_WEIGHTS: Final = "importance_weights"
 
-_FORMAT = 5  # of `state`
+_FORMAT, _EARLIER_FORMAT = 5, 4  # of `state`
 _NONE = np.zeros(0, np.intp)
 
 
@@ -109,7 +110,7 @@ class _Keeper(DataSource):
             # A checkpoint before the first update may have fewer entries.
             seeds = int(state.get("seed", self._seed)), int(state.get("beginnings", 0))
             if self._saved and "modules" in state:
-                if (found := int(state.get("format", 1))) != _FORMAT:
+                if (found := int(state.get("format", 1))) not in (_EARLIER_FORMAT, _FORMAT):
                     raise ValueError(
                         f"the checkpoint's replay table is of format {found}, and this version of "
                         f"Juggler reads format {_FORMAT}: resume with save_replay = false "
@@ -118,6 +119,7 @@ class _Keeper(DataSource):
                 # The draws continue where they were, in a table like the saved one.
                 generator.bit_generator.state = json.loads(state["generator"].tobytes())
                 own = state["modules"][DEFAULT_MODULE]
+                own = _from_earlier(own) if found == _EARLIER_FORMAT else own
                 step_bytes, pace = float(own["step_bytes"]), self._counts(*own["pace"].tolist())
                 steps = self._room.steps_of(step_bytes) if step_bytes else 0
                 table = self._table(steps, generator, framed=FRAMES in own)
@@ -161,6 +163,34 @@ def apart(generator: np.random.Generator, rank: int) -> np.random.Generator:
     if rank:  # even a jump by 0 would discard the half of a number that a draw has left
         found.state = found.jumped(rank).state
     return generator
+
+
+def _from_earlier(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert rows and counts of the earlier format, without copying the rows.
+
+    Raises:
+        ValueError: the rows are not in the order of a ring.
+    """
+    table, selection = own["table"], own["selection"]
+    weights, following = selection["weights"], int(table["counts"][1])
+    order = np.argsort(table["generations"])  # [size] slots, the oldest row first
+    if not np.array_equal(order, ring(following, len(order))):
+        raise ValueError(
+            "the checkpoint's replay table is not in the order of arrival: resume with "
+            "save_replay = false"
+        )
+    # Columns and marks were saved by slot as now, but draws and weights by age.
+    ranks = np.argsort(order)  # [size] by slot
+    pace = ("due", "count") if "due" in own else ("counts", "stale_priorities")
+    return {
+        **own,
+        **table,
+        "counts": np.array([following, *selection["rows"]]),
+        "drawn": np.minimum(selection["times"], 1)[ranks],  # once, draws were counted
+        "weights": weights[ranks] if len(weights) else weights,  # none without priorities
+        "numbers": selection["numbers"],
+        "pace": np.hstack([own[name] for name in pace]),
+    }
 
 
 @dataclass

@@ -359,7 +359,7 @@ class ReplayTable:
 
     def oldest_first(self) -> Slots:
         """Return the slots [size] in the order in which their rows arrived."""
-        return _ring(self._next, self.size)
+        return ring(self._next, self.size)
 
     def state(self) -> dict[str, Tree]:
         """Return all rows as host arrays, and the state of the draws."""
@@ -421,7 +421,7 @@ class ReplayTable:
 
         Rows keep their slots if they are a ring here too, so that draws find the same rows.
         """
-        order = _ring(int(state["counts"][0]), len(state["drawn"]))  # [size]
+        order = ring(int(state["counts"][0]), len(state["drawn"]))  # [size]
         return order, order if len(order) == self.capacity else np.arange(len(order))
 
     def _empty(self, capacity: int) -> None:
@@ -623,7 +623,7 @@ class EpisodeTable(ReplayTable):
         return found
 
 
-def _ring(following: int, size: int) -> Slots:
+def ring(following: int, size: int) -> Slots:
     """Return the slots [size] of a ring, the oldest row first.
 
     Args:
